@@ -12,7 +12,9 @@ from pamqp.commands import Basic, Channel, Exchange, Queue
 from tests.support import amqp, mqtt, native, roads
 from tests.support.amqp import Client
 from tests.support.metrics import metrics_text
+from tests.support.permitted import make_server
 from trivium.config import Config, Listen, StorageConfig, UserConfig
+from trivium.routing.exchanges import Binding
 from trivium.runtime.event_messages import MAX_TEXT, MAX_WAITING
 from trivium.vhost.predeclared import EVENT_EXCHANGE
 from trivium.vhost.virtual_host import VirtualHost
@@ -214,7 +216,8 @@ def listening(permission: str, topic_permission: str, *filters: str) -> tuple[mq
     granted = b""
     for each in filters:
         client.feed(mqtt.subscribe(each))
-        ((_, body),) = client.take()
+        # Behind the answer may come that it has subscribed.
+        (_, body), *_ = client.take()
         granted += body[2:]
     server.vhost.declare_queue("q")
     server.broker.events.tell("user.created", name="bob")
@@ -312,3 +315,93 @@ def test_by_the_native_protocol_topic_permissions_of_their_exchange_hold() -> No
         bound = {"exchange": exchange, "kind": "queue", "name": "q"}
         client.ask(frames.BIND, **bound, pattern=prefix + b"queue.created")
         assert client.refused(frames.BIND, **bound, pattern=prefix + b"user.created") == 201
+
+
+# Those that come and go with clients
+
+
+def test_channels_come_and_go(server: amqp.Server) -> None:
+    listener(server, "channel.*")
+    client = server.open()
+    client.open_channel(2)
+    client.call(Channel.Close(200, "", 0, 0), channel=2)
+    client.lose()
+    found = [(key, about["number"], about["user"]) for key, about in events(server)]
+    assert found == [
+        ("channel.created", 1, "guest"),
+        ("channel.created", 2, "guest"),
+        ("channel.closed", 2, "guest"),
+        ("channel.closed", 1, "guest"),
+    ]
+
+
+def test_consumers_come_and_go(server: amqp.Server) -> None:
+    listener(server, "consumer.*")
+    client = server.open()
+    client.declare("q")
+    client.declare("s", durable=True, arguments={"x-queue-type": "stream"})
+    client.consume("q", "cancelled", no_ack=True)
+    client.call(Basic.Cancel(consumer_tag="cancelled"))
+    client.consume("q", "deleted")
+    client.call(Queue.Delete(queue="q"))
+    client.send(Basic.Qos(prefetch_count=3))
+    client.take()
+    client.consume("s", "of-a-stream")
+    client.lose()
+    found = [(key.partition(".")[2], about["consumer_tag"]) for key, about in events(server)]
+    assert found == [
+        *[("created", "cancelled"), ("deleted", "cancelled"), ("created", "deleted")],
+        *[("deleted", "deleted"), ("created", "of-a-stream"), ("deleted", "of-a-stream")],
+    ]
+
+
+def test_a_consumer_is_described_as_rabbitmq_does(server: amqp.Server) -> None:
+    listener(server, "consumer.created")
+    client = server.open()
+    client.declare("q")
+    client.consume("q", "tag", exclusive=True, arguments={"x-priority": 3})
+    ((_, about),) = events(server)
+    assert {
+        "queue": "q",
+        "consumer_tag": "tag",
+        "channel": 1,
+        "ack_required": True,
+        "exclusive": True,
+        "prefetch_count": 0,
+        "arguments": {"x-priority": 3},
+        "vhost": "/",
+    }.items() <= about.items()
+
+
+def test_sessions_and_subscriptions_come_and_go() -> None:
+    server = make_server()
+    watch = server.vhost.declare_queue("events")
+    server.vhost.bind(server.vhost.exchanges[EVENT_EXCHANGE], Binding(watch, b"session.*"))
+    server.vhost.bind(server.vhost.exchanges[EVENT_EXCHANGE], Binding(watch, b"subscription.*"))
+    client = server.mqtt("root", "device")
+    client.subscribe("a/+", 1)
+    client.subscribe("a/+", 0)
+    client.subscribe("$share/g/b")
+    client.feed(mqtt.unsubscribe("a/+", version=5))
+    client.lose()
+    subscriber = server.native("root")
+    subscriber.ask(frames.SUBSCRIBE, subscription=1, mode="pubsub", exchange="x", pattern=b"k")
+    subscriber.lose()
+    server.settle()
+    found = []
+    while (entry := watch.get(no_ack=True)) is not None:
+        about = dict(entry.message.properties().headers)
+        key = entry.message.address.key.decode()
+        found.append((key, about.get("topic_filter", about.get("routing_key"))))
+        assert (about["user"], about["vhost"]) == ("root", "/")
+        assert about.get("client_id", "device") == "device"
+    assert found == [
+        ("session.created", None),
+        ("subscription.created", "a/+"),
+        ("subscription.created", "$share/g/b"),
+        ("subscription.deleted", "a/+"),
+        ("subscription.deleted", "$share/g/b"),
+        ("session.deleted", None),
+        ("subscription.created", "k"),
+        ("subscription.deleted", "k"),
+    ]

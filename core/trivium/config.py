@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
+from urllib.parse import urlsplit
 
 from trivium.common.quotas import USER, VHOST, check_limits
 from trivium.errors import ConfigError, PreconditionFailed
@@ -395,6 +396,12 @@ class LogConfig:
     level: Literal["debug", "info", "warning", "error"] = "info"
     #: lines of text, or of JSON
     format: Literal["text", "json"] = "text"
+    #: milliseconds of a turn from which on there is a line about it; 0: never
+    slow_turn_ms: float = 100.0
+
+    def __post_init__(self) -> None:
+        if self.slow_turn_ms < 0:
+            raise ConfigError("slow_turn_ms must not be negative")
 
 
 #: What `[audit] events` may name.
@@ -435,6 +442,40 @@ class MetricsConfig:
     def __post_init__(self) -> None:
         if self.max_series < 0:
             raise ConfigError("max_series must not be negative")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TracingConfig:
+    """`[tracing]`: spans for OpenTelemetry; see `trivium.runtime.tracing`."""
+
+    #: URL of a collector that takes OTLP over HTTP; `/v1/traces` where it has no path; "" is none
+    endpoint: str = ""
+    #: of the messages that bring no context, the share that begins a trace
+    sample_ratio: float = 0.01
+    #: whether of those that bring one exactly those are followed whose trace is sampled
+    parent_based: bool = True
+    service_name: str = "trivium"
+    #: header fields of each request
+    headers: Mapping[str, Any] = field(default_factory=dict, repr=False)
+    timeout_seconds: float = 10.0
+    #: that wait for the collector; further ones are dropped
+    max_spans: int = 8192
+
+    def __post_init__(self) -> None:
+        if self.endpoint and not self.endpoint.startswith(("http://", "https://")):
+            raise ConfigError("endpoint is no URL of http or https")
+        if not 0 <= self.sample_ratio <= 1:
+            raise ConfigError("sample_ratio is from 0 to 1")
+        if self.timeout_seconds <= 0:
+            raise ConfigError("timeout_seconds must be positive")
+        if self.max_spans < 1:
+            raise ConfigError("max_spans must be positive")
+
+    @property
+    def traces_url(self) -> str:
+        """Where spans are sent to."""
+        parts = urlsplit(self.endpoint)
+        return self.endpoint.rstrip("/") + ("/v1/traces" if parts.path in ("", "/") else "")
 
 
 #: The control socket's file in the data directory.
@@ -511,6 +552,7 @@ class Config:
     log: LogConfig = LogConfig()
     audit: AuditConfig = AuditConfig()
     metrics: MetricsConfig = MetricsConfig()
+    tracing: TracingConfig = TracingConfig()
     #: by the name of a protocol what can be set about it: an object of the class that its package
     #: names in the entry point group `trivium.options`; its defaults hold where it has none
     protocols: Mapping[str, object] = field(default_factory=dict)

@@ -208,8 +208,17 @@ def test_every_key_has_an_environment_variable() -> None:
             "cache_seconds": "0.5",
             "headers": '{"x": "y"}',
         },
-        "log": {"level": "debug", "format": "json"},
+        "log": {"level": "debug", "format": "json", "slow_turn_ms": "9.5"},
         "metrics": {"per_object": "true", "max_series": "9"},
+        "tracing": {
+            "endpoint": "http://localhost:4318",
+            "sample_ratio": "0.5",
+            "parent_based": "false",
+            "service_name": "farm",
+            "headers": '{"x": "y"}',
+            "timeout_seconds": "0.5",
+            "max_spans": "9",
+        },
         "tls": {
             "certificate": "/c",
             "key": "/k",

@@ -7,8 +7,10 @@ from typing import Any
 
 import pytest
 
+from tests.support import amqp
 from tests.support.core import RecordingConsumer, message, open_broker
 from tests.support.metrics import Key, metrics_text, parse
+from tests.support.permitted import make_server
 from tests.support.storages import HeldStorage
 from trivium.common.histograms import Histogram
 from trivium.common.quotas import USER
@@ -239,6 +241,41 @@ def test_account_metrics_have_what_is_gone(broker: Broker) -> None:
     found = scrape(broker, "user_client_metrics")
     assert value(found, "user_client_messages_published_total", user="ann") == 3
     assert value(found, "user_client_sent_bytes_total", user="ann") == 10
+
+
+def test_connection_and_channel_metrics() -> None:
+    server = make_server()
+    client = server.amqp("root")
+    client.open_channel(2)
+    client.publish("k", exchange="x")
+    client.consume("q")
+    server.mqtt("root", "device")
+    # One that is not in yet is not shown.
+    amqp.Client(server)
+    families = ("connection_metrics", "connection_coarse_metrics", "channel_metrics")
+    found = scrape(server.broker, *families)
+    labels = {"vhost": "/", "connection": "127.0.0.1:1 -> ", "user": "root", "protocol": "amqp"}
+    expected = {
+        "connection_messages_published_total": 1,
+        "connection_messages_delivered_total": 1,
+        "connection_channels": 2,
+        "connection_received_bytes_total": client.connection.traffic.bytes_received,
+    }
+    for name, wanted in expected.items():
+        assert value(found, name, **labels) == wanted
+    of_channel = {**labels, "channel": "1"}
+    assert value(found, "channel_messages_unsettled", **of_channel) == 1
+    assert value(found, "channel_consumers", **of_channel) == 1
+    protocols = {dict(key)["protocol"] for _, key in found if "connection" in dict(key)}
+    assert protocols == {"amqp", "mqtt", "native"}
+
+
+def test_connections_of_other_virtual_hosts_are_left_out() -> None:
+    server = make_server()
+    server.amqp("root")
+    assert scrape(server.broker, "connection_metrics", vhost="elsewhere").keys() == {
+        ("trivium_detailed_objects_left_out", ())
+    }
 
 
 def test_what_became_of_messages_is_summed_up(broker: Broker, vhost: VirtualHost) -> None:

@@ -28,7 +28,9 @@ def test_counters_carry_the_protocol_as_label() -> None:
 
 def test_every_counter_is_rendered() -> None:
     metrics = ProtocolMetrics()
-    names = [name for name in dir(metrics) if not name.startswith("_")]
+    # Only MQTT counts these, and has its own way to show them.
+    own = {"payload_bytes_received", "payload_bytes_sent", "connects_received"}
+    names = [name for name in dir(metrics) if not name.startswith("_") and name not in own]
     assert "messages_dropped" in names
     for number, name in enumerate(names, start=1):
         setattr(metrics, name, number * 1000)

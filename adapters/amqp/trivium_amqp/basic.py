@@ -29,6 +29,7 @@ from trivium_amqp.codec.errors import (
 from trivium_amqp.codec.frames import content_frames, method_frame
 from trivium_amqp.consumer import AmqpConsumer, cut_key, entry_header
 from trivium_amqp.content import REPLY_TO_NAME
+from trivium_amqp.describing import tell_channel
 from trivium_amqp.replies import ConsumeOk, Reply
 from trivium_amqp.states import CHANNEL_CLOSING
 from trivium_amqp.stream_cursor import OFFSET, open_cursor
@@ -87,6 +88,7 @@ def close_ok(channel: Channel, arguments: list[Any]) -> None:
 def _forget(channel: Channel) -> None:
     del channel.connection.channels[channel.number]
     channel.connection.usage.add_channels(-1)
+    tell_channel(channel, "closed")
 
 
 def flow(channel: Channel, arguments: list[Any]) -> None:
@@ -226,9 +228,10 @@ class GetReply(Reply):
             connection.send(method_frame(channel.number, methods.BASIC_GET_EMPTY))
             return True
         message = entry.message
-        tap = queue.vhost.tap
-        if tap is not None:
-            tap.delivered(message, queue.name, entry.is_redelivered, connection, channel.number)
+        if queue.vhost.is_watched:
+            held = None if self._no_ack else entry
+            is_again = entry.is_redelivered
+            queue.vhost.delivered(message, queue.name, is_again, connection, channel.number, held)
         connection.metrics.messages_sent += 1
         if entry.is_redelivered:
             connection.metrics.messages_redelivered += 1

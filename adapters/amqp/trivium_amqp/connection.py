@@ -48,7 +48,7 @@ from trivium_amqp.codec.frames import (
 )
 from trivium_amqp.confirms import Confirms
 from trivium_amqp.content import Target
-from trivium_amqp.describing import AmqpManaged, ClientProperties
+from trivium_amqp.describing import AmqpManaged, ClientProperties, tell_channel
 from trivium_amqp.discarded import Discarded
 from trivium_amqp.dispatches import Dispatches
 from trivium_amqp.handshake import FOR_ANSWERS, Handshake, Renewal
@@ -361,8 +361,9 @@ class AmqpConnection(FramedConnection):
         except QuotaExceeded as error:
             raise channel_refusal(error) from None
         self.usage.add_channels(1)
-        self.channels[number] = Channel(self, number)
-        self.channels[number].reply(methods.CHANNEL_OPEN_OK, b"")
+        channel = self.channels[number] = Channel(self, number)
+        tell_channel(channel, "created")
+        channel.reply(methods.CHANNEL_OPEN_OK, b"")
 
     # For the handshake
 
@@ -509,6 +510,7 @@ class AmqpConnection(FramedConnection):
         self.channels.clear()
         self.usage.add_channels(-len(channels))
         for channel in channels:
+            tell_channel(channel, "closed")
             channel.release()
         if self.owns_queues:
             self.owns_queues = False

@@ -13,6 +13,7 @@ from librt.strings import write_i64_be
 from trivium.common.descriptions import ConsumerDescription
 from trivium.common.pieces import Piece
 from trivium.messages.message import PROTOCOL_AMQP, Message
+from trivium.messages.tracing import SAMPLED
 from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.runtime.adapter import LARGE_OUTPUT
 from trivium_amqp.codec import methods
@@ -214,6 +215,7 @@ class AmqpConsumer(Consumer):
         elif (
             message.protocol == PROTOCOL_AMQP
             and message.annotations is None
+            and message.traced != SAMPLED
             and 0 < size <= connection.frame_room
             and (offset_at >= 0 or not self._shows_offset)
         ):

@@ -97,3 +97,15 @@ def _described(channel: Channel) -> ChannelDescription:
         transactional=transaction is not None,
         traffic=publisher.traffic,
     )
+
+
+def tell_channel(channel: Channel, what: str) -> None:
+    """A channel has come or gone."""
+    connection = channel.connection
+    channel.vhost.tell(
+        f"channel.{what}",
+        name=f"{connection.peer.address} ({channel.number})",
+        number=channel.number,
+        connection=connection.peer.address,
+        user=connection.identity.name,
+    )

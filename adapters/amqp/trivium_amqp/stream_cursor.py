@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import HeaderValue
-from trivium.queues.queue import Consumer, Queue, QueueEntry
+from trivium.queues.queue import Consumer, Queue, QueueEntry, tell_consumer
 from trivium.streams.records import BatchError, RecordBatch
 from trivium.streams.settings import parse_age
 from trivium.streams.stream import Partition, Stream, StreamReader
@@ -109,6 +109,7 @@ class StreamCursor(Queue):
         consumer = self._consumer
         self._leave()
         if consumer is not None:
+            tell_consumer(self, consumer, "deleted")
             consumer.cancelled()
 
     def _leave(self) -> None:
@@ -124,8 +125,10 @@ class StreamCursor(Queue):
     def add_consumer(self, consumer: Consumer, exclusive: bool = False) -> None:
         """There is but one consumer."""
         self._consumer = consumer
+        tell_consumer(self, consumer, "created")
 
     def remove_consumer(self, consumer: Consumer) -> None:
+        tell_consumer(self, consumer, "deleted")
         self._leave()
 
     def serve(self, consumer: Consumer) -> None:
@@ -146,10 +149,11 @@ class StreamCursor(Queue):
             self._row += 1
             self._partition.records_read += 1
             consumer.deliver(entry)
-            tap = self.vhost.tap
-            about = None if tap is None else consumer.describe()
-            if tap is not None and about is not None:
-                tap.delivered(entry.message, self.name, False, about.connection, about.channel)
+            if self.vhost.is_watched:
+                about = consumer.describe()
+                if about is not None:
+                    connection, channel = about.connection, about.channel
+                    self.vhost.delivered(entry.message, self.name, False, connection, channel)
 
     def _next_batch(self) -> None:
         """Take the batch at the offset, or wait for it."""

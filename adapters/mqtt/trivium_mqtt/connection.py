@@ -117,6 +117,7 @@ class MqttConnection(Reader):
     def _take_connect(self, first: int, data: bytes, at: int, end: int) -> None:
         connect = Connect()
         self._connect = connect
+        self.metrics.connects_received += 1
         connect.decode(data, at, end)
         self.is_v5 = connect.version == packets.V5
         if connect.maximum_packet_size:

@@ -137,7 +137,7 @@ class Incoming:
             return self._publish_run(data, at, after)
         if repeated.qos == EXACTLY_ONCE:
             return self._publish_run_once(data, at, after)
-        self._forward(data, at, after, count)
+        self._forward(data, at, after, count, after - at - repeated.head_bytes)
         self._connection.count_frames(count)
         return after
 
@@ -153,8 +153,9 @@ class Incoming:
             self._topic = topic
             self._route = route
             if publish.qos == 0:
-                self._forward(data, start, end, 1)
+                self._forward(data, start, end, 1, end - publish.payload_at)
                 return
+        self._metrics.payload_bytes_received += end - publish.payload_at
         self._take_message(publish, route, data[publish.payload_at : end])
 
     def take_large(self, packet: Pieces) -> bool:
@@ -170,6 +171,7 @@ class Incoming:
         publish = self._decoder.decode(head[0], head, body, payload_at)
         topic = self._topic_of(publish)
         route = self._topics.route(topic)
+        self._metrics.payload_bytes_received += packet.size - payload_at
         if topic[0] == DOLLAR:
             self._drop(publish, topic)
         else:
@@ -290,13 +292,19 @@ class Incoming:
         be told that all is well where it is for want of a permission (MQTT-3.3.5-2)."""
         return not self._is_v5 and (reason != NOT_AUTHORIZED or self._disconnects)
 
-    def _forward(self, data: bytes, at: int, end: int, count: int) -> None:
-        """Hand on ``count`` packets at QoS 0, ``data[at:end]``, which ``_repeated`` recognises."""
+    def _forward(self, data: bytes, at: int, end: int, count: int, payload: i64) -> None:
+        """Hand on ``count`` packets at QoS 0, ``data[at:end]``, which ``_repeated`` recognises:
+        so many bytes of ``payload``."""
         self._count(count)
+        self._metrics.payload_bytes_received += payload
         route = self._current_route()
         run = data if at == 0 and end == len(data) else data[at:end]
         if route.depends_on_message:
             self._longest_run = LONGEST_PUBLISHED_RUN
+            self._publish_each(run, route)
+            return
+        tracer = self._vhost.tracer
+        if tracer is not None and not tracer.passes(count):
             self._publish_each(run, route)
             return
         counters = route.counters
@@ -309,7 +317,7 @@ class Incoming:
         others: list[Destination] | None = None
         for destination in route.destinations:
             if isinstance(destination, CombinedSubscription) and destination.forward(
-                run, count, self._is_v5
+                run, count, self._is_v5, payload
             ):
                 continue
             if others is None:
@@ -372,7 +380,9 @@ class Incoming:
             connection.count_frames(taken - 1)
             if at >= end or connection.stops_input():
                 break
-        self._count((at - begin) // size)
+        taken = (at - begin) // size
+        self._count(taken)
+        self._metrics.payload_bytes_received += taken * (size - self._repeated.payload_at)
         if count:
             connection.answer(last, acknowledgements.getvalue(), count, accepted)
         if error is not None:
@@ -433,6 +443,7 @@ class Incoming:
             payload = data[at + payload_at : at + repeated.size]
             at += repeated.size
             self._count(1)
+            self._metrics.payload_bytes_received += len(payload)
             if not self._is_known(EXACTLY_ONCE, packet_id):
                 message = message_of(
                     route.address, payload, EXACTLY_ONCE, False, None, now_ms, client_id
@@ -515,7 +526,8 @@ class MountedIncoming(Incoming):
             publish.properties = mount_properties(self._mount_point, properties)
         super()._take_message(publish, route, content)
 
-    def _forward(self, data: bytes, at: int, end: int, count: int) -> None:
+    def _forward(self, data: bytes, at: int, end: int, count: int, payload: i64) -> None:
         self._count(count)
+        self._metrics.payload_bytes_received += payload
         self._longest_run = LONGEST_PUBLISHED_RUN
         self._publish_each(data[at:end], self._current_route())

@@ -271,9 +271,10 @@ class Outgoing(Consumer):
                 self.queue.counters.redelivered += 1
                 self.queue.counters.delivered += 1
                 self._send(entry, packet_id, DUP, connection)
-                tap = self.queue.vhost.tap
-                if tap is not None:
-                    tap.delivered(entry.message, self.queue.name, True, connection)
+                if self.queue.vhost.is_watched:
+                    self.queue.vhost.delivered(
+                        entry.message, self.queue.name, True, connection, 0, entry
+                    )
             if resend:
                 return
             self._resend = None
@@ -327,7 +328,7 @@ class Outgoing(Consumer):
             if len(head) and size <= connection.maximum_output:
                 packet_id = self._add_next(entry)
                 self._credit -= 1
-                _count_delivered(self._metrics, connection)
+                _count_delivered(self._metrics, connection, message)
                 output = connection.output
                 output.write(head)
                 output.write(PACKET_IDS[packet_id])
@@ -407,7 +408,7 @@ class Outgoing(Consumer):
         else:
             connection.send(front)
             connection.send_content(message.content)
-        _count_delivered(self._metrics, connection)
+        _count_delivered(self._metrics, connection, message)
 
     # Acknowledgements
 
@@ -568,8 +569,11 @@ class Outgoing(Consumer):
         connection.send_durable(acknowledgement(PUBREL, packet_id, 0))
 
 
-def _count_delivered(metrics: ProtocolMetrics, connection: MqttConnection) -> None:
+def _count_delivered(
+    metrics: ProtocolMetrics, connection: MqttConnection, message: Message
+) -> None:
     metrics.messages_sent += 1
+    metrics.payload_bytes_sent += message.size
     connection.traffic.delivered += 1
 
 

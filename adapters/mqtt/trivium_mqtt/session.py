@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mypy_extensions import i64
+
 from trivium.common.timers import Timed
 from trivium.messages.message import Message
 from trivium.routing.exchanges import ACCEPTED, Binding, Destination
@@ -231,10 +233,11 @@ class CombinedSubscription(Destination):
         assert outgoing is not None
         return outgoing.put_run(messages)
 
-    def forward(self, run: bytes, count: int, is_v5: bool) -> bool:
+    def forward(self, run: bytes, count: int, is_v5: bool, payload: i64) -> bool:
         """Send ``count`` packets at QoS 0 as another client sent them, if they may go unchanged.
 
-        ``is_v5`` tells that client's version. False: each is to be published.
+        ``is_v5`` tells that client's version, ``payload`` how many bytes of payload they have.
+        False: each is to be published.
         """
         connection = self.session.connection
         if connection is None:
@@ -247,7 +250,7 @@ class CombinedSubscription(Destination):
             or not connection.takes_packets(len(run))
         ):
             return False
-        connection.forward(run, count)
+        connection.forward(run, count, payload)
         return True
 
     def target_queue(self) -> Destination | None:

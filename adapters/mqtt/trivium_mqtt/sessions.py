@@ -212,6 +212,7 @@ class Sessions:
         require_session(session)
         self.by_client[client_id] = session
         count_session(session, 1)
+        _tell(session, "session.created", expiry_seconds=expiry)
         self.connected(session, expiry)
         return session
 
@@ -290,6 +291,7 @@ class Sessions:
             for topic_filter in list(session.subscriptions):
                 self.unsubscribe(session, topic_filter)
         count_session(session, -1)
+        _tell(session, "session.deleted")
         if session.incoming is not None:
             for packet_id in session.incoming:
                 self.store.delete_incoming(client_id, packet_id)
@@ -345,6 +347,9 @@ class Sessions:
         (MQTT5 4.8.2).
         """
         is_new = self._bind(session, subscription)
+        if is_new:
+            told = subscription.topic_filter.decode()
+            _tell(session, "subscription.created", topic_filter=told, qos=subscription.qos)
         handling = subscription.retain_handling
         replays = session.replays
         replay = None if replays is None else replays.get(subscription.topic_filter)
@@ -412,6 +417,7 @@ class Sessions:
         if subscription is None:
             return False
         count_subscriptions(session, -1)
+        _tell(session, "subscription.deleted", topic_filter=topic_filter.decode())
         if session.replays is not None:
             # Nothing more is added for it (MQTT-3.10.4-2).
             session.replays.pop(topic_filter, None)
@@ -487,6 +493,12 @@ class Sessions:
             client_id,
         )
         self.vhost.publish(message, route.resolve(message))
+
+
+def _tell(session: Session, event: str, **about: object) -> None:
+    """Something has happened to a session."""
+    user = session.access.identity.name
+    session.sessions.vhost.tell(event, client_id=session.name, user=user, **about)
 
 
 def _row_of(session: Session, last_seen: int, inflight: list[tuple[int, int]]) -> SessionRow:

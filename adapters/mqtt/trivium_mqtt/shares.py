@@ -147,6 +147,8 @@ class Shares:
         self._metrics = metrics
         self._shares: dict[bytes, Share] = {}
         self._by_identity: dict[bytes, Share] = {}
+        #: sessions that share something, each once for each share that it is in
+        self.members = 0
 
     def join(self, session: Session, subscription: Subscription, shared: bytes) -> None:
         """The session shares the filter ``shared``, or does so with other options."""
@@ -164,12 +166,16 @@ class Shares:
             session.shares.add(share.identity)
             if len(session.shares) > MAX_REMEMBERED:
                 session.shares = None
+        before = len(share.members)
         share.put(combine_subscriptions(session, [subscription], share.identity))
+        self.members += len(share.members) - before
 
     def leave(self, session: Session, topic_filter: bytes, shared: bytes) -> None:
         """The session does not share any more; the last one takes the share with it."""
         share = self._shares[topic_filter]
+        before = len(share.members)
         share.remove(session)
+        self.members += len(share.members) - before
         if not share.members:
             del self._shares[topic_filter]
             del self._by_identity[share.identity]

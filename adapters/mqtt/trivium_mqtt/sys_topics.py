@@ -33,6 +33,7 @@ _LOADS: Final = (
     ("bytes/received", "bytes_received"),
     ("bytes/sent", "bytes_sent"),
     ("sockets", "connections_opened"),
+    ("connections", "connects_received"),
 )
 
 
@@ -122,6 +123,7 @@ class SysTopics:
             retained_bytes += vhost.retained.bytes + vhost.own.retained.bytes
         memory = max(broker.driver.resident_memory(), 0)
         self._most_memory = max(self._most_memory, memory)
+        shared = sum(sessions.shares.members for sessions in self._sessions.values())
         expired = sum(sessions.deadlines.ended for sessions in self._sessions.values())
         for topic, count in (
             ("clients/total", census.total),
@@ -132,6 +134,7 @@ class SysTopics:
             ("clients/maximum", self._most_connected),
             ("clients/expired", expired),
             ("subscriptions/count", census.subscriptions),
+            ("shared_subscriptions/count", shared),
             ("retained messages/count", retained),
             ("messages/stored", census.waiting + retained),
             ("store/messages/count", census.waiting + retained),
@@ -141,6 +144,8 @@ class SysTopics:
             ("publish/messages/received", metrics.messages_received),
             ("publish/messages/sent", metrics.messages_sent),
             ("publish/messages/dropped", metrics.messages_dropped),
+            ("publish/bytes/received", metrics.payload_bytes_received),
+            ("publish/bytes/sent", metrics.payload_bytes_sent),
             ("bytes/received", metrics.bytes_received),
             ("bytes/sent", metrics.bytes_sent),
             ("heap/current", memory),

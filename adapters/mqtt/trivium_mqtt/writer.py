@@ -11,6 +11,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from mypy_extensions import i64
+
 from trivium.common.pieces import Piece
 from trivium.messages.large import Content
 from trivium.messages.message import Message
@@ -144,12 +146,14 @@ class Writer(FramedConnection):
         """Whether packets of another client, ``size`` bytes in all, may be forwarded unchanged."""
         return self.takes_unchanged and size <= self.maximum_output
 
-    def forward(self, run: bytes, count: int) -> None:
-        """Send ``count`` whole QoS 0 packets, or drop them if the client reads too slowly."""
+    def forward(self, run: bytes, count: int, payload: i64) -> None:
+        """Send ``count`` whole QoS 0 packets, or drop them if the client reads too slowly; they
+        have so many bytes of ``payload``."""
         if self.output_size >= self.live_mark and not self.admits_live():
             self._miss(count)
             return
         self.metrics.messages_sent += count
+        self.metrics.payload_bytes_sent += payload
         self.traffic.delivered_settled += count
         self.send(run)
 
@@ -173,14 +177,14 @@ class Writer(FramedConnection):
             self.metrics.messages_dropped += 1
             return
         self.metrics.messages_sent += 1
+        self.metrics.payload_bytes_sent += message.size
         self.traffic.delivered_settled += 1
         self.send(packet)
         if not is_whole:
             self.send_content(content)
-        tap = self.sessions.vhost.tap
-        if tap is not None:
-            queue = QUEUE_PREFIX + self.client_id.decode()
-            tap.delivered(message, queue, False, self)
+        vhost = self.sessions.vhost
+        if vhost.is_watched:
+            vhost.delivered(message, QUEUE_PREFIX + self.client_id.decode(), False, self)
 
     def _miss(self, count: int) -> None:
         """The client reads too slowly for so many messages."""

@@ -109,9 +109,9 @@ class Taking(LoadWaiter):
                     queue.ready.await_load(self)
                     return
                 break
-            tap = queue.vhost.tap
-            if tap is not None:
-                tap.delivered(entry.message, queue.name, entry.is_redelivered)
+            if queue.vhost.is_watched:
+                vhost = queue.vhost
+                vhost.delivered(entry.message, queue.name, entry.is_redelivered, entry=entry)
             self._left -= 1
             self._bytes += entry.message.size
             self._taken.append(entry)

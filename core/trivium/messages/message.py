@@ -125,6 +125,10 @@ class PropertyCodec:
         """Decode ``Message.header`` as this protocol's adapter stored it."""
         raise NotImplementedError
 
+    def with_header(self, header: bytes, name: str, value: str) -> bytes:
+        """``header`` with this value for the header ``name``; b"" where it cannot have any."""
+        return b""
+
 
 class _NoProperties(PropertyCodec):
     def decode(self, header: bytes) -> Properties:
@@ -231,6 +235,8 @@ class Message:
         self.insists = insists
         #: queues in a row that gave it up, since a client had it
         self.hops = hops
+        #: whether it belongs to a sampled trace: a constant of ``trivium.messages.tracing``
+        self.traced: i64 = 0
         self._record: bytes | None = None
         self._properties: Properties | None = None
         #: encodings made for readers, by a number that the reading adapter chooses
@@ -253,6 +259,12 @@ class Message:
                 found = _annotated(found, self.annotations)
             self._properties = found
         return found
+
+    def set_header(self, header: bytes) -> None:
+        """Give it other property bytes, before anybody has it."""
+        self.header = header
+        self._properties = None
+        self._record = None
 
     def encoding(self, variant: int) -> bytes | None:
         """What ``keep_encoding`` kept under ``variant``; None when nothing was."""

@@ -45,6 +45,12 @@ class NeutralCodec(PropertyCodec):
             found.headers = [(name, value) for name, value in found.headers]
         return found
 
+    def with_header(self, header: bytes, name: str, value: str) -> bytes:
+        found = self.decode(header)
+        found.headers = [pair for pair in found.headers if pair[0] != name]
+        found.headers.append((name, value))
+        return encode_neutral(found)
+
 
 def encode_neutral(properties: Properties) -> bytes:
     """The property bytes of a message, empty where it has no properties."""

@@ -47,6 +47,9 @@ class ApiRequest:
     is_websocket: bool = False
     #: the last event that the client has of a feed; "" for none
     last_event: str = ""
+    #: the trace that it belongs to (W3C Trace Context), as it came; "" for none
+    traceparent: str = ""
+    tracestate: str = ""
     #: of the client
     address: str
     listener: ListenerConfig

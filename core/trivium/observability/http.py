@@ -359,6 +359,8 @@ class HttpServer:
             cookie=cookie,
             reason=request.headers.get("X-Reason", ""),
             idempotency_key=request.headers.get("Idempotency-Key", ""),
+            traceparent=request.headers.get("traceparent", ""),
+            tracestate=request.headers.get("tracestate", ""),
             must_exist=_must_exist(request),
             is_websocket=is_websocket,
             last_event=request.headers.get("Last-Event-ID", ""),

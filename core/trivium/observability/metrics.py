@@ -14,6 +14,8 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import Final
 
+from mypy_extensions import i64
+
 from trivium.common.histograms import Histogram
 
 #: Rows after which others may be served.
@@ -42,6 +44,10 @@ class ProtocolMetrics:
         #: connections closed because of a malformed or forbidden frame
         self.protocol_errors = 0
         self.authentication_failures = 0
+        #: bytes of payload that came and left, and requests to connect: kept of MQTT alone
+        self.payload_bytes_received: i64 = 0
+        self.payload_bytes_sent: i64 = 0
+        self.connects_received: i64 = 0
 
 
 #: attribute of ProtocolMetrics, name without prefix, help

@@ -7,6 +7,7 @@ from trivium.errors import AccessRefused, QuotaExceeded
 from trivium.host import Host
 from trivium.idempotence.deduplication import Deduplication
 from trivium.messages.message import Message
+from trivium.messages.tracing import Tracer
 from trivium.queues.dead_letters import DeadLetters
 from trivium.queues.head_walk import HeadWalk
 from trivium.queues.queue import Queue
@@ -30,11 +31,38 @@ class QueueNamespace:
         #: bytes of payload that are ready in its queues, and how many may be; -1 for any number
         self.queued_bytes = 0
         self.most_queued_bytes = -1
-        #: who looks on; None: nobody does
+        #: who looks on, and who follows messages; None: nobody does
         self.tap: Tap | None = None
+        self.tracer: Tracer | None = None
+        #: whether there is any of them
+        self.is_watched = False
         storage = broker.storage
         self.requeues = Requeues(storage.table(f"returns/{name}"))
         self.deduplication = Deduplication(broker, storage.table(f"deduplication/{name}"))
+
+    def watch(self, tap: Tap | None, tracer: Tracer | None) -> None:
+        """From now on these look on; the topology version must rise with it."""
+        self.tap = tap
+        self.tracer = tracer
+        self.is_watched = tap is not None or tracer is not None
+
+    def delivered(
+        self,
+        message: Message,
+        queue: str,
+        is_redelivered: bool,
+        connection: object = None,
+        channel: int = 0,
+        entry: object = None,
+    ) -> None:
+        """Tell those who look on that a message leaves out of the queue of this name (see ``Tap``);
+        ``entry`` is what the client is to settle, if it is."""
+        tap = self.tap
+        if tap is not None:
+            tap.delivered(message, queue, is_redelivered, connection, channel)
+        tracer = self.tracer
+        if tracer is not None and tracer.has(message):
+            tracer.delivered(message, queue, is_redelivered, connection, entry)
 
     def tell(self, event: str, **about: object) -> None:
         """Something has happened in this virtual host."""

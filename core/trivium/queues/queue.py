@@ -22,6 +22,7 @@ from trivium.common.turns import EndOfTurn
 from trivium.errors import AccessRefused
 from trivium.idempotence.deduplication import QUEUE, deduplication_id
 from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, HeaderValue, Message
+from trivium.messages.tracing import ACKNOWLEDGED, REJECTED_BY_CLIENT, REQUEUED
 from trivium.queues.consumers import NOBODY, Consumer, Rotation
 from trivium.queues.dead_letters import DELIVERY_LIMIT, MAXLEN, REJECTED_REASON, DeadLetter
 from trivium.queues.given_up import PURGED, GivenUp
@@ -281,6 +282,7 @@ class Queue(Destination):
         consumers.is_exclusive = exclusive
         consumers.is_single = is_single
         consumers.add(consumer)
+        tell_consumer(self, consumer, "created")
         self._deliver()
 
     def remove_consumer(self, consumer: Consumer) -> None:
@@ -290,6 +292,7 @@ class Queue(Destination):
         """
         if not self.consumers.remove(consumer):
             return
+        tell_consumer(self, consumer, "deleted")
         if len(self.consumers):
             self.consumers.is_exclusive = False
             self.dispatch_later()
@@ -317,8 +320,8 @@ class Queue(Destination):
                 max(self._broker.now_ms - entry.message.timestamp, 0) / 1000
             )
         consumer.deliver(entry)
-        if self.vhost.tap is not None:
-            _tell_tap(self, consumer, entry)
+        if self.vhost.is_watched:
+            _tell_delivered(self, consumer, entry)
         if consumer.settles_on_delivery or (
             (not self._is_plain or entry.message.insists)
             and self.settings.settles_on_delivery(entry.message)
@@ -406,6 +409,8 @@ class Queue(Destination):
         """The entry is done with, durable with this write batch. Again makes no difference."""
         if entry.is_settled:
             return
+        if self.vhost.is_watched:
+            _tell_settled(self, entry, ACKNOWLEDGED)
         entry.is_settled = True
         self.unsettled -= 1
         _counters(self).settled += 1
@@ -421,6 +426,8 @@ class Queue(Destination):
     def reject(self, entry: QueueEntry) -> None:
         """The consumer does not want the entry, and it shall not come again."""
         if not entry.is_settled:
+            if self.vhost.is_watched:
+                _tell_settled(self, entry, REJECTED_BY_CLIENT)
             self.given_up.add(entry, REJECTED_REASON)
 
     def requeue(self, entry: QueueEntry, was_delivered: bool = True) -> None:
@@ -430,6 +437,8 @@ class Queue(Destination):
         """
         if entry.is_settled:
             return
+        if self.vhost.is_watched:
+            _tell_settled(self, entry, REQUEUED)
         if self.is_deleted:
             self.unsettled -= 1
             return
@@ -495,6 +504,7 @@ class Queue(Destination):
         self.consumers.clear()
         self.consumers = NOBODY
         for consumer in consumers:
+            tell_consumer(self, consumer, "deleted")
             consumer.cancelled()
         self.ready.call_waiters()
         # What may be called later must not keep it in memory, nor it the connection.
@@ -511,13 +521,48 @@ def _counters(queue: Queue) -> QueueCounters:
     return found
 
 
-def _tell_tap(queue: Queue, consumer: Consumer, entry: QueueEntry) -> None:
-    """``entry`` was handed over to ``consumer``."""
-    tap = queue.vhost.tap
+def tell_consumer(queue: Queue, consumer: Consumer, what: str) -> None:
+    """A consumer has come or gone; those of queues that are private to an adapter are no news."""
+    about = None if queue.adapter else consumer.describe()
+    if about is not None:
+        queue.vhost.tell(
+            f"consumer.{what}",
+            queue=queue.name,
+            consumer_tag=about.tag,
+            channel=about.channel,
+            ack_required=about.acknowledges,
+            exclusive=queue.consumers.is_exclusive,
+            prefetch_count=about.limit,
+            arguments=dict(about.arguments),
+        )
+
+
+def _tell_delivered(queue: Queue, consumer: Consumer, entry: QueueEntry) -> None:
+    """Tell those who look on that ``entry`` was handed over to ``consumer``."""
+    vhost = queue.vhost
+    message = entry.message
+    tracer = vhost.tracer
+    if vhost.tap is None and (tracer is None or not tracer.has(message)):
+        return
     about = consumer.describe()
-    if tap is not None and about is not None:
-        message = entry.message
-        tap.delivered(message, queue.name, entry.is_redelivered, about.connection, about.channel)
+    if about is None:
+        return
+    is_over = consumer.settles_on_delivery or queue.settings.settles_on_delivery(message)
+    vhost.delivered(
+        message,
+        queue.name,
+        entry.is_redelivered,
+        about.connection,
+        about.channel,
+        None if is_over else entry,
+    )
+
+
+def _tell_settled(queue: Queue, entry: QueueEntry, how: str) -> None:
+    """Tell who follows messages what the client has done with ``entry``, if it had it."""
+    tracer = queue.vhost.tracer
+    if tracer is not None and tracer.has(entry.message):
+        tracer.settled(entry, entry.message, queue.name, how)
 
 
 def _refused(queue: Queue) -> int:

@@ -19,6 +19,7 @@ from trivium.observability.process import release_free_memory, resident_bytes, t
 from trivium.runtime.adapter import Connection
 from trivium.runtime.broker import Driver
 from trivium.runtime.fetching import Fetcher
+from trivium.runtime.slow_turns import END, SlowTurns
 from trivium.runtime.sockets import Refused, SocketDriver
 from trivium.security.web import WebAnswer, WebRequest
 
@@ -82,6 +83,8 @@ class LoopDriver(Driver):
         # The loop alone would feed megabytes of one client in a turn, which are tens of thousands
         # of declarations.
         self._turn_seconds = server.broker.config.limits.turn_milliseconds / 1000
+        # Told of what is done in turns; None where nobody wants to know.
+        self._slow: SlowTurns | None = None
         self._closing: list[SocketDriver] = []
         self._waker: asyncio.TimerHandle | None = None
         self._wakes_at = 0
@@ -96,6 +99,8 @@ class LoopDriver(Driver):
             self._has_begun = True
             self._began_at = self._broker.timings.began_at = time.monotonic()
             self._broker.begin_turn()
+            if self._slow is not None:
+                self._slow.begin(self._began_at)
             self.request_turn()
 
     def is_turn_long(self) -> bool:
@@ -107,6 +112,8 @@ class LoopDriver(Driver):
             self.begin_turn()
             self._broker.events.serving = None
             work()
+            if self._slow is not None:
+                self._slow.did_work(work)
         except BaseException as error:
             self._server.stop_for(error)
 
@@ -132,6 +139,8 @@ class LoopDriver(Driver):
             changes = self._broker.changes
             self._broker.events.serving = connection
             connection.feed(data)
+            if self._slow is not None:
+                self._slow.did(connection)
         except BaseException as error:
             self._feed_failed(connection, changes, error)
 
@@ -157,6 +166,8 @@ class LoopDriver(Driver):
             changes = self._broker.changes
             self._broker.events.serving = connection
             connection.next_turn()
+            if self._slow is not None:
+                self._slow.did(connection)
         except BaseException as error:
             self._feed_failed(connection, changes, error)
 
@@ -205,6 +216,9 @@ class LoopDriver(Driver):
             self._broker.events.serving = None
             self._broker.end_turn()
             self._broker.timings.turns.observe(time.monotonic() - self._began_at)
+            if self._slow is not None:
+                self._slow.did(END)
+                self._slow.end()
             self._has_begun = False
             if self._closing:
                 drivers = self._closing
@@ -290,6 +304,12 @@ class LoopDriver(Driver):
         except OSError:
             return -1
         return found.f_bavail * found.f_frsize
+
+    def watch_turns(self) -> None:
+        """Tell of slow turns from now on: the broker has started, which was one."""
+        slow_ms = self._broker.config.log.slow_turn_ms
+        if slow_ms:
+            self._slow = SlowTurns(self._broker, slow_ms / 1000)
 
 
 def _release() -> bool:

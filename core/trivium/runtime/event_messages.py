@@ -46,6 +46,7 @@ _RENAMED: Final[dict[str, dict[str, str]]] = {
     "policy": {"policy": "name"},
     "operator-policy": {"policy": "name"},
     "vhost": {"vhost": "name"},
+    "subscription": {"exchange": "source_name", "key": "routing_key"},
     "binding": {
         "exchange": "source_name",
         "destination": "destination_name",

@@ -1,4 +1,4 @@
-"""The metrics of each queue, exchange, stream, group, virtual host, listener and user.
+"""The metrics of each queue, exchange, stream, group, virtual host, listener, user, connection.
 
 They come in families, of which a scrape names those that it wants. The names of the families are
 those of RabbitMQ's `/metrics/detailed` where it has one that says the same.
@@ -14,6 +14,7 @@ from trivium.common.counters import Traffic
 from trivium.common.quotas import CONNECTIONS, LISTENER, USER, VHOST, Account
 from trivium.observability.metrics import ROWS_AT_ONCE, Metric, Row, label
 from trivium.queues.waiting import count_waiting
+from trivium.runtime.adapter import Connection, connection_name
 from trivium.vhost.totals import Totals
 
 if TYPE_CHECKING:
@@ -279,6 +280,110 @@ def _traffic_of(scope: str) -> Rows:
     return rows
 
 
+# Connections and channels
+
+_CONNECTION_COARSE: Final = (
+    _counter("connection_received_bytes", "Bytes read from a connection"),
+    _counter("connection_sent_bytes", "Bytes written to a connection"),
+)
+
+_CONNECTIONS: Final = (
+    _counter("connection_messages_published", "Messages that a connection published"),
+    _counter("connection_messages_confirmed", "Publishes of a connection that were confirmed"),
+    _counter("connection_messages_unroutable", "Publishes of a connection that nobody wanted"),
+    _counter("connection_messages_delivered", "Messages that were sent to a connection"),
+    _counter("connection_messages_redelivered", "Messages that were sent again"),
+    _counter("connection_messages_acknowledged", "Deliveries that a connection acknowledged"),
+    Metric("connection_channels", "gauge", "Channels of a connection"),
+    Metric("connection_output_bytes", "gauge", "Output that a connection's socket has yet to take"),
+)
+
+_CHANNELS: Final = (
+    Metric("channel_consumers", "gauge", "Consumers of a channel"),
+    Metric("channel_messages_unsettled", "gauge", "Deliveries that a channel has to settle"),
+    Metric("channel_messages_unconfirmed", "gauge", "Publishes that are yet to be confirmed"),
+    Metric("channel_messages_uncommitted", "gauge", "Publishes in an open transaction"),
+    Metric("channel_acks_uncommitted", "gauge", "Acknowledgements in an open transaction"),
+    Metric("channel_prefetch", "gauge", "Unsettled deliveries that a channel may have, 0 for any"),
+    _counter("channel_messages_published", "Messages that a channel published"),
+    _counter("channel_messages_delivered", "Messages that were sent to a channel"),
+    _counter("channel_messages_acknowledged", "Deliveries that a channel acknowledged"),
+)
+
+
+def _connections_in(
+    broker: Broker, vhosts: list[VirtualHost]
+) -> Iterator[tuple[Connection | None, str]]:
+    """The connections in these virtual hosts, with their labels; None: others may be served."""
+    wanted = {vhost.name for vhost in vhosts}
+    for count, connection in enumerate(list(broker.connections)):
+        vhost = connection.access.vhost
+        if connection.login is not None and vhost in wanted and not connection.is_closed:
+            yield (
+                connection,
+                (
+                    f"{label('vhost', vhost)},{label('connection', connection_name(connection))},"
+                    f"{label('protocol', connection.peer.listener.config.protocol)},"
+                    f"{label('user', connection.identity.name)}"
+                ),
+            )
+        if count % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
+            yield None, ""
+
+
+def _connection_coarse(broker: Broker, vhosts: list[VirtualHost]) -> Iterator[Row]:
+    for connection, labels in _connections_in(broker, vhosts):
+        if connection is None:
+            yield []
+            continue
+        traffic = connection.traffic
+        yield [(0, labels, int(traffic.bytes_received)), (1, labels, int(traffic.bytes_sent))]
+
+
+def _sent(traffic: Traffic) -> int:
+    return int(traffic.delivered + traffic.delivered_settled + traffic.got + traffic.got_settled)
+
+
+def _connections(broker: Broker, vhosts: list[VirtualHost]) -> Iterator[Row]:
+    for connection, labels in _connections_in(broker, vhosts):
+        if connection is None:
+            yield []
+            continue
+        traffic = connection.traffic
+        values = (
+            traffic.published,
+            traffic.confirmed,
+            traffic.returned + traffic.unroutable,
+            _sent(traffic),
+            traffic.redelivered,
+            traffic.acknowledged,
+            connection.usage.channels,
+            connection.output_size + connection.transport.unsent(),
+        )
+        yield [(index, labels, int(value)) for index, value in enumerate(values)]
+
+
+def _channels(broker: Broker, vhosts: list[VirtualHost]) -> Iterator[Row]:
+    for connection, labels in _connections_in(broker, vhosts):
+        if connection is None:
+            yield []
+            continue
+        for about in connection.managed().channels():
+            of_channel = f'{labels},channel="{about.number}"'
+            values = (
+                about.consumers,
+                about.unsettled,
+                about.unconfirmed,
+                about.uncommitted,
+                about.unsettled_uncommitted,
+                about.limit,
+                about.traffic.published,
+                _sent(about.traffic),
+                about.traffic.acknowledged,
+            )
+            yield [(index, of_channel, int(value)) for index, value in enumerate(values)]
+
+
 #: By the names that a scrape gives them.
 FAMILIES: Final[dict[str, Family]] = {
     "queue_coarse_metrics": Family(_QUEUE_COARSE, _queue_coarse),
@@ -291,4 +396,7 @@ FAMILIES: Final[dict[str, Family]] = {
     "vhost_client_metrics": Family(_traffic_metrics(VHOST), _traffic_of(VHOST)),
     "listener_client_metrics": Family(_traffic_metrics(LISTENER), _traffic_of(LISTENER)),
     "user_client_metrics": Family(_traffic_metrics(USER), _traffic_of(USER)),
+    "connection_coarse_metrics": Family(_CONNECTION_COARSE, _connection_coarse),
+    "connection_metrics": Family(_CONNECTIONS, _connections),
+    "channel_metrics": Family(_CHANNELS, _channels),
 }

@@ -224,6 +224,7 @@ def _messages(broker: Broker) -> list[Sample]:
             "Messages that the firehose left out, as there were too many at once",
             broker.virtual_hosts.traces_dropped,
         ),
+        *_span_samples(broker),
         Sample(
             "deduplicated_messages_total",
             "counter",
@@ -247,6 +248,18 @@ def _messages(broker: Broker) -> list[Sample]:
             for why, count in broker.dead_letters.lost.counts.items()
         ],
     ]
+
+
+def _span_samples(broker: Broker) -> Iterator[Sample]:
+    spans = None if broker.server is None else broker.server.spans
+    if spans is not None:
+        yield Sample("spans_sent_total", "counter", "Spans that the collector took", spans.sent)
+        yield Sample(
+            "spans_dropped_total",
+            "counter",
+            "Spans that were too many, or that the collector refused",
+            spans.dropped,
+        )
 
 
 def _pauses(broker: Broker) -> list[Sample]:

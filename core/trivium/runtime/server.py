@@ -8,6 +8,7 @@ import os
 from typing import Final
 
 from trivium.errors import ConfigError, InternalError, TriviumError
+from trivium.observability.span_exporter import SpanExporter
 from trivium.runtime import fetching
 from trivium.runtime.adapter import Adapter
 from trivium.runtime.admission import Admission
@@ -17,6 +18,7 @@ from trivium.runtime.driver import LoopDriver
 from trivium.runtime.handshakes import Handshakes
 from trivium.runtime.listeners import Listeners, connection_limit, load_adapters, load_http
 from trivium.runtime.sockets import SocketDriver
+from trivium.runtime.tracing import MessageTracer
 from trivium.storage.base import Storage
 from trivium.storage.errors import StorageError
 from trivium.storage.memory import MemoryStorage
@@ -45,6 +47,8 @@ class Server:
         self.driver = LoopDriver(self)
         self._listeners = Listeners(self)
         self._auditing = Auditing(broker)
+        #: sends spans to a collector; None where none is configured
+        self.spans: SpanExporter | None = None
         self._ticker: asyncio.TimerHandle | None = None
         self._watcher: asyncio.TimerHandle | None = None
         self._emptied = asyncio.Event()
@@ -59,6 +63,7 @@ class Server:
         if broker.config.jwt.jwks_url or broker.config.http_auth.url:
             fetching.prepare()
         self._storage = self._open_storage()
+        self._start_tracing()
         try:
             self._open(self._storage, adapters)
         except BaseException:
@@ -67,6 +72,7 @@ class Server:
             self.driver.is_over = True
             await self._loop.run_in_executor(None, self._storage.withdraw)
             self._auditing.stop()
+            await self._stop_tracing()
             raise
         self._auditing.start()
         try:
@@ -76,6 +82,19 @@ class Server:
             await self.stop()
             raise
         self.driver.call(self.tick)
+        self.driver.watch_turns()
+
+    def _start_tracing(self) -> None:
+        config = self.broker.config.tracing
+        if config.endpoint:
+            self.spans = SpanExporter(config)
+            self.broker.virtual_hosts.tracer = MessageTracer(
+                self.broker, config.sample_ratio, config.parent_based, self.spans.add
+            )
+
+    async def _stop_tracing(self) -> None:
+        if self.spans is not None:
+            await self._loop.run_in_executor(None, self.spans.close)
 
     def _open(self, storage: Storage, adapters: list[Adapter]) -> None:
         """Recover. Raises InternalError, and TriviumError that says what is wrong."""
@@ -135,6 +154,7 @@ class Server:
         finally:
             await self._close_storage()
             await self._loop.run_in_executor(None, self._auditing.stop)
+            await self._stop_tracing()
         if self.failed.done() and not had_failed:
             raise self.failed.result()
 

@@ -19,6 +19,7 @@ from trivium.vhost.settings import VirtualHostSettings, check_vhost_name, settin
 from trivium.vhost.virtual_host import VirtualHost
 
 if TYPE_CHECKING:
+    from trivium.messages.tracing import Tracer
     from trivium.runtime.adapter import Connection
     from trivium.runtime.broker import Broker
 
@@ -38,6 +39,8 @@ class VirtualHosts:
         self._broker = broker
         #: those that clients may enter
         self.by_name: dict[str, VirtualHost] = {}
+        #: who follows messages; None: nobody does. It is set before they are opened.
+        self.tracer: Tracer | None = None
         #: messages that their firehoses left out, since one turn had too many
         self.traces_dropped = 0
         # Those on their way out.
@@ -120,7 +123,7 @@ class VirtualHosts:
         found = self.get(name)
         if is_on == (found.tap is not None):
             return
-        found.tap = Firehose(self._broker, found) if is_on else None
+        found.watch(Firehose(self._broker, found) if is_on else None, found.tracer)
         # Routes know whether somebody looks on.
         found.topology_version += 1
         found.tell("vhost.tracing.on" if is_on else "vhost.tracing.off")
@@ -137,6 +140,7 @@ class VirtualHosts:
             broker.authentication.declarers,
         )
         opened.settings = settings
+        opened.watch(None, self.tracer)
         return opened
 
     def delete(self, name: str, done: Callable[[], None]) -> None:

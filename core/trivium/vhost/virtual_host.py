@@ -42,6 +42,7 @@ from trivium.queues.dead_letters import DeadLetters
 from trivium.queues.queue import Queue
 from trivium.queues.waiting import count_waiting
 from trivium.routing.exchanges import (
+    ACCEPTED,
     EXCHANGE_TYPES,
     REJECTED,
     UNROUTABLE,
@@ -549,6 +550,12 @@ class VirtualHost(StreamNamespace):
         A delayed message is kept until its time, with its further routing keys (``copies``), unless
         it is ``mandatory`` and unroutable now.
         """
+        tracer = self.tracer
+        if tracer is not None and tracer.samples(message):
+            span = tracer.begin(message, self.name)
+            result = self.publish(message, route, copies, mandatory)
+            tracer.published(span, result)
+            return result
         counters = route.counters
         counters.published += 1
         if message.deliver_at:
@@ -570,10 +577,21 @@ class VirtualHost(StreamNamespace):
     def publish_run(self, messages: list[Message], route: Route) -> int:
         """``publish`` of messages that came in a row, where ``route`` ``takes_runs``: ACCEPTED, or
         the write batch to wait for. ``Destination.accept_run`` says which messages these may be."""
+        tracer = self.tracer
+        if tracer is None:
+            return _accept_run(messages, route)
         count = len(messages)
-        route.counters.published += count
-        route.counters.routed += count
-        return route.destinations[0].accept_run(messages)
+        result = ACCEPTED
+        at = 0
+        while at < count:
+            free = tracer.passing(messages[at].header, count - at)
+            if free:
+                result = max(result, _accept_run(messages[at : at + free], route))
+                at += free
+            else:
+                result = max(result, self.publish(messages[at], route))
+                at += 1
+        return result
 
     def is_unroutable(self, message: Message, route: Route) -> bool:
         """Whether a message leads nowhere by ``route``, which is its very own.
@@ -631,6 +649,14 @@ class VirtualHost(StreamNamespace):
                 # What of it is suspended is yet to be told.
                 self.suspensions.begin()
                 break
+
+
+def _accept_run(messages: list[Message], route: Route) -> int:
+    """Let in messages that came in a row and that nobody follows."""
+    count = len(messages)
+    route.counters.published += count
+    route.counters.routed += count
+    return route.destinations[0].accept_run(messages)
 
 
 def _tell_binding(vhost: VirtualHost, event: str, exchange: Exchange, binding: Binding) -> None:

@@ -231,6 +231,9 @@ class BasicPropertyCodec(PropertyCodec):
             headers=[(name, value) for name, value in headers.items() if name not in _INTERNAL],
         )
 
+    def with_header(self, header: bytes, name: str, value: str) -> bytes:
+        return with_headers(header, {name: value}, True)
+
 
 def encode_properties(
     message: Message, now_ms: int, metrics: ProtocolMetrics, max_size: int

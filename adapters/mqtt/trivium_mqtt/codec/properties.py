@@ -342,6 +342,30 @@ class MqttCodec(PropertyCodec):
             neutral.headers.append((name.decode(), value.decode()))
         return neutral
 
+    def with_header(self, header: bytes, name: str, value: str) -> bytes:
+        pair = bytes((USER_PROPERTY,)) + binary(name.encode())
+        return _without(header, pair) + pair + binary(value.encode())
+
+
+def _without(header: bytes, begin: bytes) -> bytes:
+    """Checked properties without the user properties that begin so."""
+    parts: list[bytes] = []
+    at = 0
+    end = len(header)
+    while at < end:
+        began = at
+        kind = _TYPES[header[at]]
+        at += 1
+        if kind <= _VARINT:
+            _, at = _read_number(kind, header, at, end)
+        else:
+            at += 2 + read_two(header, at, end)
+            if kind == _PAIR:
+                at += 2 + read_two(header, at, end)
+        if not header.startswith(begin, began):
+            parts.append(header[began:at])
+    return b"".join(parts)
+
 
 #: ``Message.encoding`` variant of ``property_block``
 _BLOCK: Final = PROTOCOL_MQTT * 16

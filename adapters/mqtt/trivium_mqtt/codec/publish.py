@@ -153,6 +153,8 @@ class RepeatedPublish:
         self.size = 0
         #: where the payload begins in each at QoS 1 and 2; at QoS 0, in its body
         self.payload_at = 0
+        #: at QoS 0: bytes before the payloads, of all packets of the last run
+        self.head_bytes: i64 = 0
         self._is_v5 = is_v5
         self._maximum_packet = maximum_packet
         # The earlier packet up to the end of its topic, at QoS 0 up to its payload. Empty: none.
@@ -198,6 +200,7 @@ class RepeatedPublish:
         behind_size = len(behind_header)
         size = self.size
         count = 0
+        other_heads = 0
         while True:
             while (
                 count < most
@@ -230,8 +233,10 @@ class RepeatedPublish:
                 or not lies_at(data, body, behind_header)
             ):
                 break
+            other_heads += body - at + behind_size - prefix_size
             at = after
             count += 1
+        self.head_bytes = count * prefix_size + other_heads
         return at, count
 
     def _run_with_identifiers(self, data: bytes, at: int, end: int, most: int) -> tuple[int, int]:

@@ -141,6 +141,16 @@ class LiveSubscription(Subscription):
             guard=connection.access if isinstance(exchange, TopicExchange) else None,
         )
         connection.vhost.bind(exchange, self._binding)
+        self._tell("subscription.created")
+
+    def _tell(self, event: str) -> None:
+        connection = self.connection
+        connection.vhost.tell(
+            event,
+            exchange=self._exchange.name,
+            key=self._pattern.decode(errors="replace"),
+            user=connection.identity.name,
+        )
 
     def deliver(self, message: Message) -> None:
         """Send a message on, unless the client does not read: then it is dropped and counted."""
@@ -155,9 +165,8 @@ class LiveSubscription(Subscription):
         connection.metrics.messages_sent += 1
         connection.traffic.delivered_settled += 1
         connection.live_frames.send(connection, message, self.number)
-        tap = connection.vhost.tap
-        if tap is not None:
-            tap.delivered(message, live_name(self), False, connection)
+        if connection.vhost.is_watched:
+            connection.vhost.delivered(message, live_name(self), False, connection)
 
     def check_permissions(self) -> None:
         access = self.connection.access
@@ -169,6 +178,7 @@ class LiveSubscription(Subscription):
         if self._binding is not None:
             self.connection.vhost.unbind(self._exchange, self._binding)
             self._binding = None
+            self._tell("subscription.deleted")
 
 
 class _QueueConsumer(Consumer):

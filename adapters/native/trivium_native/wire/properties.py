@@ -158,3 +158,9 @@ class NativeCodec(PropertyCodec):
 
     def decode(self, header: bytes) -> Properties:
         return decode_properties(header)
+
+    def with_header(self, header: bytes, name: str, value: str) -> bytes:
+        found = decode_properties(header)
+        found.headers = [pair for pair in found.headers if pair[0] != name]
+        found.headers.append((name, value))
+        return encode_properties(found)

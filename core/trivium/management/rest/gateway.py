@@ -29,6 +29,7 @@ from trivium.management.stream_reading import Batches, PartitionRead, end_of, me
 from trivium.management.values import encode, shown
 from trivium.messages.delivery import DELAY_HEADER, MAX_DELAY
 from trivium.messages.message import Properties
+from trivium.messages.tracing import TRACEPARENT, TRACESTATE, parse_traceparent
 from trivium.observability.api import ApiAnswer, ApiRefused, refusal
 from trivium.routing.exchanges import REJECTED, UNROUTABLE
 from trivium.security.permissions import DEFAULT_EXCHANGE, READ
@@ -265,6 +266,11 @@ def _properties(call: Call, each: Publication) -> Properties:
         found.headers.append((DELAY_HEADER, each.delay_ms))
     if each.mode == "exactly-once" and found.header("x-delivery") is None:
         found.headers.append(("x-delivery", each.mode))
+    given = call.request.traceparent
+    if given and parse_traceparent(given) is not None and found.header(TRACEPARENT) is None:
+        found.headers.append((TRACEPARENT, given))
+        if call.request.tracestate:
+            found.headers.append((TRACESTATE, call.request.tracestate))
     return found
 
 

@@ -1,0 +1,204 @@
+"""Which messages belong to a trace, and the context by which they do (W3C Trace Context).
+
+The context is a header of the message, ``traceparent``, where every protocol has its headers: it is
+stored, passed on and translated with the others. What the broker adds to a trace begins with the
+publish of a message; the header names that from then on.
+"""
+
+from __future__ import annotations
+
+import random
+from math import log
+from typing import Final
+
+from mypy_extensions import i64, mypyc_attr
+
+from trivium.messages.message import Message
+
+#: ``Message.traced``: nobody has looked; it belongs to none that is sampled; it does.
+UNKNOWN: Final[i64] = 0
+UNSAMPLED: Final[i64] = 1
+SAMPLED: Final[i64] = 2
+
+#: What a client does with a delivery.
+ACKNOWLEDGED: Final = "ack"
+REJECTED_BY_CLIENT: Final = "reject"
+REQUEUED: Final = "requeue"
+
+TRACEPARENT: Final = "traceparent"
+TRACESTATE: Final = "tracestate"
+_MARK: Final = TRACEPARENT.encode()
+
+#: Of ``traceparent`` in version 0: its length, and where its parts are (W3C Trace Context, 3.2.2).
+_SIZE: Final = 55
+_SAMPLED_FLAG: Final = 1
+
+#: So many messages that the next one to be sampled never comes.
+_NEVER: Final[i64] = 1 << 62
+#: Bytes of property bytes that are remembered to have no context.
+_MAX_REMEMBERED: Final = 4096
+
+
+class TraceContext:
+    """The trace that a message belongs to, and the span that it comes from."""
+
+    def __init__(self, trace_id: bytes, span_id: bytes, is_sampled: bool, state: str = "") -> None:
+        self.trace_id = trace_id
+        self.span_id = span_id
+        self.is_sampled = is_sampled
+        #: ``tracestate`` as it came
+        self.state = state
+
+    def header(self) -> str:
+        """``traceparent``."""
+        flags = "01" if self.is_sampled else "00"
+        return f"00-{self.trace_id.hex()}-{self.span_id.hex()}-{flags}"
+
+
+def parse_traceparent(text: str) -> TraceContext | None:
+    """The context that a ``traceparent`` names; None for what is none (3.2.2.2 to 3.2.2.4)."""
+    if len(text) < _SIZE or (len(text) > _SIZE and (text[:2] == "00" or text[_SIZE] != "-")):
+        return None
+    version, trace_id, span_id, flags = text[:2], text[3:35], text[36:52], text[53:55]
+    if text[2] != "-" or text[35] != "-" or text[52] != "-":
+        return None
+    digits = version + trace_id + span_id + flags
+    if not digits.isascii() or not digits.isalnum() or digits != digits.lower():
+        return None
+    try:
+        trace, span = bytes.fromhex(trace_id), bytes.fromhex(span_id)
+        bytes.fromhex(version + flags)
+    except ValueError:
+        return None
+    if version == "ff" or not any(trace) or not any(span):
+        return None
+    return TraceContext(trace, span, int(flags, 16) & _SAMPLED_FLAG != 0)
+
+
+def context_of(message: Message) -> TraceContext | None:
+    """The context of a message; None where it has none, or what is none."""
+    properties = message.properties()
+    found = _text(properties.header(TRACEPARENT))
+    context = None if found is None else parse_traceparent(found)
+    if context is not None:
+        context.state = _text(properties.header(TRACESTATE)) or ""
+    return context
+
+
+def _text(value: object) -> str | None:
+    if isinstance(value, bytes):
+        return value.decode("ascii", "replace")
+    return value if isinstance(value, str) else None
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Span:
+    """What is under way."""
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class Tracer:
+    """Chooses messages, and is told of those it has chosen.
+
+    ``ratio`` is the share of messages that begin a trace. With ``follows`` a message that comes
+    with a context is chosen if and only if that is sampled.
+    """
+
+    def __init__(self, ratio: float, follows: bool) -> None:
+        self._ratio = ratio
+        self._follows = follows
+        # Messages up to the next one that is chosen, with it.
+        self._left: i64 = self._next()
+        # The last property bytes that had no context: publishers repeat them.
+        self._plain = b""
+
+    def samples(self, message: Message) -> bool:
+        """Whether to follow a message that is published; asked again it is no."""
+        if message.traced != UNKNOWN:
+            return False
+        header = message.header
+        if len(header) and self._follows and self._may_have_context(header):
+            context = context_of(message)
+            if context is not None:
+                message.traced = SAMPLED if context.is_sampled else UNSAMPLED
+                return context.is_sampled
+        left = self._left - 1
+        self._left = left
+        if left > 0:
+            message.traced = UNSAMPLED
+            return False
+        self._left = self._next()
+        message.traced = SAMPLED
+        return True
+
+    def passes(self, count: int) -> bool:
+        """Whether none of the next ``count`` messages, which have no property bytes, is to be asked
+        for; they are counted then."""
+        left = self._left - count
+        if left <= 0:
+            return False
+        self._left = left
+        return True
+
+    def passing(self, header: bytes, count: int) -> int:
+        """How many of the next ``count`` messages, with these property bytes, need not be asked
+        for; they are counted."""
+        if len(header) and self._may_have_context(header):
+            return 0
+        free: i64 = min(count, self._left - 1)
+        self._left -= free
+        return free
+
+    def has(self, message: Message) -> bool:
+        """Whether a message is followed, as its publishing or its header says."""
+        traced = message.traced
+        if traced == UNKNOWN:
+            traced = UNSAMPLED
+            header = message.header
+            if len(header) and self._may_have_context(header):
+                context = context_of(message)
+                if context is not None and context.is_sampled:
+                    traced = SAMPLED
+            message.traced = traced
+        return traced == SAMPLED
+
+    def _may_have_context(self, header: bytes) -> bool:
+        if header == self._plain:
+            return False
+        if header.find(_MARK) >= 0:
+            return True
+        if len(header) <= _MAX_REMEMBERED:
+            self._plain = header
+        return False
+
+    def _next(self) -> i64:
+        """How many messages up to the next one that is chosen, with it."""
+        ratio = self._ratio
+        if ratio >= 1:
+            return 1
+        if ratio <= 0:
+            return _NEVER
+        return i64(int(log(1.0 - random.random()) / log(1.0 - ratio))) + 1
+
+    def begin(self, message: Message, vhost: str) -> Span:
+        """A chosen message is about to be published: give it its context."""
+        raise NotImplementedError
+
+    def published(self, span: Span, result: int) -> None:
+        """It was, with this result of ``VirtualHost.publish``."""
+        raise NotImplementedError
+
+    def delivered(
+        self,
+        message: Message,
+        queue: str,
+        is_redelivered: bool,
+        connection: object,
+        entry: object,
+    ) -> None:
+        """A chosen message leaves for a client, who is to settle ``entry`` if there is one."""
+        raise NotImplementedError
+
+    def settled(self, entry: object, message: Message, queue: str, how: str) -> None:
+        """Something was done with an entry: by the client if it was delivered before."""
+        raise NotImplementedError

@@ -1,0 +1,118 @@
+"""Turns that took long, and what was in them, for the log.
+
+While a turn lasts nobody else is served. It is made of steps: what came from one client, a callback
+of the storage, a request of an operator, the end of the turn. Of each turn the longest step is
+known, and how many there were.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final
+
+from mypy_extensions import i64
+
+from trivium.observability.api import ApiRequest
+from trivium.runtime.adapter import Connection
+
+if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
+
+logger = logging.getLogger(__name__)
+
+#: Seconds between two lines, at least.
+INTERVAL: Final = 10.0
+#: Characters of a name or a path.
+_MAX_TEXT: Final = 200
+END: Final = "the end of the turn"
+
+
+class SlowTurns:
+    """Tells of the turns of one broker that take ``limit`` seconds or more."""
+
+    def __init__(self, broker: Broker, limit: float) -> None:
+        self._broker = broker
+        self._limit = limit
+        self._began = self._last = time.monotonic()
+        self._steps: i64 = 0
+        self._longest = 0.0
+        self._what: object = None
+        self._received: i64 = 0
+        self._sent: i64 = 0
+        # When the last line was written, and slow turns since.
+        self._told_at = -INTERVAL
+        self._untold = 0
+
+    def begin(self, now: float) -> None:
+        """A turn begins."""
+        self._began = self._last = now
+        self._steps = 0
+        self._longest = 0.0
+
+    def did(self, what: object) -> None:
+        """A step is done: for a connection or a request, or a callback."""
+        now = time.monotonic()
+        took = now - self._last
+        self._last = now
+        self._steps += 1
+        if took > self._longest:
+            self._longest = took
+            self._what = what
+
+    def did_work(self, work: Callable[[], None]) -> None:
+        """A callback is done, for whom it has served if it was anybody."""
+        serving = self._broker.events.serving
+        self.did(work if serving is None else serving)
+
+    def end(self) -> None:
+        """A turn ends. When the broker stops nobody is served anyway."""
+        seconds = self._last - self._began
+        received: i64 = 0
+        sent: i64 = 0
+        for adapter in self._broker.adapters.values():
+            received += adapter.metrics.messages_received
+            sent += adapter.metrics.messages_sent
+        if seconds >= self._limit and not self._broker.is_stopping:
+            self._tell(seconds, received - self._received, sent - self._sent)
+        self._received = received
+        self._sent = sent
+        self._what = None
+
+    def _tell(self, seconds: float, received: int, sent: int) -> None:
+        if self._last - self._told_at < INTERVAL:
+            self._untold += 1
+            return
+        more = f"; {self._untold} more since the last line" if self._untold else ""
+        self._told_at = self._last
+        self._untold = 0
+        logger.warning(
+            "a turn took %.0f ms: %d messages came, %d left, in %d steps;"
+            " the longest, %.0f ms, was %s%s",
+            seconds * 1000,
+            received,
+            sent,
+            self._steps,
+            self._longest * 1000,
+            described(self._what),
+            more,
+        )
+
+
+def described(what: object) -> str:
+    """What a step was for, without anything that is secret."""
+    if isinstance(what, Connection):
+        listener = what.peer.listener.config.protocol
+        user = what.identity.name[:_MAX_TEXT]
+        name = what.client_id[:_MAX_TEXT].decode(errors="replace")
+        client = f", client {name!r}" if name else ""
+        return f"for {what.peer.address} ({listener}, user {user!r}{client})"
+    if isinstance(what, ApiRequest):
+        path = "/".join(what.path)[:_MAX_TEXT]
+        user = what.identity.name[:_MAX_TEXT]
+        return f"{what.method} {path!r} for {what.address} (user {user!r})"
+    if isinstance(what, str):
+        return what
+    name = getattr(what, "__qualname__", type(what).__qualname__)
+    return f"{getattr(what, '__module__', '')}.{name}"

@@ -1,0 +1,127 @@
+"""What the log says of turns that take long."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+import pytest
+
+from tests.support.permitted import make_server
+from trivium import Broker, Config
+from trivium.config import Listen, LogConfig, StorageConfig
+from trivium.errors import ConfigError
+from trivium.listen import ListenerConfig
+from trivium.observability.api import ApiRequest
+from trivium.runtime import slow_turns
+from trivium.runtime.slow_turns import INTERVAL, SlowTurns, described
+from trivium.security.identity import NOBODY
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
+    """The time, which the test moves."""
+    now = [100.0]
+    monkeypatch.setattr("trivium.runtime.slow_turns.time.monotonic", lambda: now[0])
+    return now
+
+
+@pytest.mark.pure
+def test_a_line_names_the_longest_step_and_counts_messages(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server()
+    turns = SlowTurns(server.broker, 0.1)
+    client = server.mqtt("root", "device")
+    other = server.amqp("root")
+    turns.end()
+    turns.begin(clock[0])
+    other.publish("k", exchange="x")
+    clock[0] += 0.01
+    turns.did(other.connection)
+    clock[0] += 0.12
+    turns.did(client.connection)
+    turns.end()
+    (record,) = caplog.records
+    assert record.levelname == "WARNING"
+    assert record.message == (
+        "a turn took 130 ms: 1 messages came, 0 left, in 2 steps; the longest, 120 ms, was for"
+        " 127.0.0.1:1 (mqtt, user 'root', client 'device')"
+    )
+
+
+@pytest.mark.pure
+def test_lines_are_far_apart(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    turns = SlowTurns(make_server().broker, 0.1)
+    for _ in range(5):
+        turns.begin(clock[0])
+        clock[0] += 0.2
+        turns.did(slow_turns.END)
+        turns.end()
+    clock[0] += INTERVAL
+    turns.begin(clock[0])
+    clock[0] += 0.2
+    turns.did(slow_turns.END)
+    turns.end()
+    first, second = (record.message for record in caplog.records)
+    assert first.endswith("was the end of the turn")
+    assert second.endswith("was the end of the turn; 4 more since the last line")
+
+
+@pytest.mark.pure
+def test_a_short_turn_is_not_told_of(clock: list[float], caplog: pytest.LogCaptureFixture) -> None:
+    turns = SlowTurns(make_server().broker, 0.1)
+    turns.begin(clock[0])
+    clock[0] += 0.099
+    turns.did("x")
+    turns.end()
+    assert caplog.records == []
+
+
+@pytest.mark.pure
+def test_a_broker_that_stops_tells_of_none(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server()
+    turns = SlowTurns(server.broker, 0.1)
+    server.broker.is_stopping = True
+    clock[0] += 9
+    turns.did("x")
+    turns.end()
+    assert caplog.records == []
+
+
+def test_a_request_is_named_without_its_query_and_body() -> None:
+    request = ApiRequest(
+        method="PUT",
+        path=("users", "ann"),
+        query={"password": "sesame"},
+        body={"password": "sesame"},
+        identity=NOBODY,
+        address="192.0.2.1",
+        listener=ListenerConfig(protocol="http", address="127.0.0.1:0", name="http"),
+    )
+    assert described(request) == "PUT 'users/ann' for 192.0.2.1 (user '')"
+
+
+def test_a_callback_has_its_name() -> None:
+    assert described(make_server).endswith("permitted.make_server")
+
+
+async def test_a_running_broker_tells_of_its_turns(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    config = Config(
+        storage=StorageConfig(mode="memory"),
+        listen={"native": Listen(0)},
+        log=LogConfig(slow_turn_ms=0.0001),
+    )
+    async with Broker(config) as broker:
+        assert broker.server is not None
+        broker.server.driver.call_soon(lambda: None)
+        await asyncio.sleep(0)
+    assert any("a turn took" in record.message for record in caplog.records)
+
+
+def test_the_limit_is_not_negative() -> None:
+    with pytest.raises(ConfigError, match="slow_turn_ms"):
+        LogConfig(slow_turn_ms=-1.0)
