@@ -1,12 +1,14 @@
 """What an identity may do: names, topics, ACL lines, roles."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from trivium.common.events import Events
 from trivium.config import AuthConfig, Config, RoleConfig, UserConfig
 from trivium.errors import AccessRefused, ConfigError, PreconditionFailed
+from trivium.messages.topics import key_of
 from trivium.runtime.grants import configure_permissions
 from trivium.security.granted import Granted
 from trivium.security.identity import NOBODY, Identity
@@ -84,17 +86,66 @@ def test_a_topic_permission_narrows_its_exchange_and_no_other() -> None:
 
 
 @pytest.mark.parametrize(
-    "value", ["a+", "#", "a/b", ".", ".*", "%u", "%c", "[x]", "a|b", "{vhost}"]
+    ("value", "word"),
+    [
+        *((each, each) for each in ("a+", "a#", "%u", "%c", "[x]", "a|b", "{vhost}", "%2B")),
+        *((".", "/"), ("a.*", "a/*"), ("ann.b", "ann/b"), ("ann/b", "ann%2Fb")),
+    ],
 )
-def test_what_stands_for_a_variable_matches_itself_alone(value: str) -> None:
-    others = ["x", "aa", "b", "ann", "/", "a/b.", "", "[x", "|"]
+def test_what_stands_for_a_variable_matches_itself_alone(value: str, word: str) -> None:
+    others = ["x", "aa", "b", "ann", "ann.b", ".", "a/b.", "", "[x", "|", "ann.", "a.*", "a.x"]
     topics = {"amq.topic": {"write": "^{username}$", "read": "^{client_id}$"}}
     access = access_with(names=(".*",) * 3, topics=topics, user=value, client_id=value)
     for kind in (WRITE, READ):
-        assert access.may_topic(kind, "amq.topic", value.encode())
+        assert access.may_topic(kind, "amq.topic", word.encode())
         for other in others:
-            if other != value:
-                assert not access.may_topic(kind, "amq.topic", other.encode())
+            assert not access.may_topic(kind, "amq.topic", other.encode())
+
+
+OWN_TOPICS = [
+    pytest.param({"topics": {"amq.topic": {"write": each, "read": each}}}, id=each)
+    for each in (r"^u\.{username}\.", r"^u\.{client_id}\.")
+] + [pytest.param({"acl": [f"pattern readwrite u/{each}/#"]}, id=each) for each in ("%u", "%c")]
+
+
+@pytest.mark.parametrize("grants", OWN_TOPICS)
+@pytest.mark.parametrize("name", ["ann", "ann.b", "ann.b.c", "a*n", ".", "é.x"])
+def test_a_name_has_its_own_mqtt_topics_and_nobody_elses(grants: dict[str, Any], name: str) -> None:
+    names = None if "acl" in grants else (".*",) * 3
+    access = access_with(names=names, user=name, client_id=name, **grants)
+    for owner in ("ann", "ann.b", "ann/b", "ann/b/c", "x", name):
+        is_own = f"{owner}/".startswith(f"{name}/")
+        assert access.may_topic(WRITE, "amq.topic", key_of(f"u/{owner}/x".encode())) == is_own
+        assert access.may_topic(READ, "amq.topic", key_of(f"u/{owner}/x".encode())) == is_own
+        assert access.may_subscribe("amq.topic", f"u/{owner}/#".encode(), True) == is_own
+
+
+@pytest.mark.parametrize("name", ["ann/b", "ann/b/c", "/", "+", "#", "*"])
+@pytest.mark.parametrize("grants", OWN_TOPICS)
+def test_a_name_of_several_levels_or_a_wildcard_gives_none_of_theirs(
+    grants: dict[str, Any], name: str
+) -> None:
+    names = None if "acl" in grants else (".*",) * 3
+    access = access_with(names=names, user=name, client_id=name, **grants)
+    for topic in (b"u/ann/b/x", b"u/ann/b/c", b"u/ann/x", b"u//x"):
+        assert not access.may_topic(READ, "amq.topic", key_of(topic))
+    if "acl" not in grants:
+        for wide in (b"u/+/#", b"u/ann/#", b"u/ann/b/#", b"u/#", b"#"):
+            assert not access.may_subscribe("amq.topic", wide, True)
+    for wide in (b"u.*.x", b"u.#", b"u.#.x", b"u.ann.b.#"):
+        assert not access.may_read_all("amq.topic", wide)
+
+
+def test_a_pattern_line_and_a_topic_permission_mean_the_same_by_a_name() -> None:
+    """Else `a%2B` would have by the one what `a+` has by the other."""
+    for name, key in (("a%2B", b"u.a%2B.x"), ("a.b", b"u.a/b.x")):
+        topics = {"amq.topic": {"read": r"^u\.{username}\."}}
+        for access in (
+            access_with(names=("", "", ".*"), topics=topics, user=name),
+            access_with(["pattern read u/%u/#"], user=name),
+        ):
+            assert access.may_topic(READ, "amq.topic", key)
+            assert not access.may_topic(READ, "amq.topic", b"u.a+.x")
 
 
 def test_a_variable_without_a_value_matches_nothing() -> None:
@@ -320,8 +371,19 @@ def test_the_configuration_names_what_is_wrong(tmp_path: Path) -> None:
         RoleConfig(permissions={"/": {"reed": ".*"}})
     file = tmp_path / "acl"
     file.write_text("user ann\ntopic nonsense#\n")
-    with pytest.raises(ConfigError, match="line 2"):
+    with pytest.raises(ConfigError, match="line 2: is no topic "):
         AuthConfig(acl_file=str(file))
+
+
+@pytest.mark.parametrize(
+    "line", ["ann:$7$101$c2FsdA==$SECRET", "password SECRET", "topic SECRET#x", "SECRET"]
+)
+def test_what_is_in_a_file_that_is_no_acl_is_not_told(tmp_path: Path, line: str) -> None:
+    file = tmp_path / "passwords"
+    file.write_text(f"# comment\n{line}\n")
+    with pytest.raises(ConfigError, match="line 2: is no ") as caught:
+        AuthConfig(acl_file=str(file))
+    assert "SECRET" not in str(caught.value)
 
 
 def test_one_of_the_tags_is_enough() -> None:

@@ -18,6 +18,7 @@ from trivium.messages.topics import (
     levels_of,
     matches,
     topic_of,
+    word_of,
 )
 
 LEVEL = st.sampled_from([b"a", b"b", b"", b"$x"])
@@ -62,6 +63,35 @@ def test_key_to_topic_and_back_is_identity(key: bytes) -> None:
 @given(st.text(st.sampled_from("ab./%250B3é"), min_size=1).map(str.encode))
 def test_topic_to_key_and_back_is_identity(topic: bytes) -> None:
     assert topic_of(key_of(topic)) == topic
+
+
+@pytest.mark.parametrize(
+    ("name", "word"),
+    [
+        (b"ann", b"ann"),
+        (b"ann.b", b"ann/b"),
+        (b"ann/b", b"ann%2Fb"),
+        (b"ann%2Fb", b"ann%252Fb"),
+        (b"a+%2B", b"a+%2B"),
+    ],
+)
+def test_a_name_is_one_word(name: bytes, word: bytes) -> None:
+    assert word_of(name) == word
+
+
+NAME = st.text(st.sampled_from("ab./+#%25F0é"), max_size=8).map(str.encode)
+
+
+@given(NAME, NAME)
+def test_no_two_names_share_a_word(one: bytes, other: bytes) -> None:
+    words = word_of(one), word_of(other)
+    assert (words[0] == words[1]) == (one == other)
+    assert b"." not in words[0]
+
+
+@given(st.text(st.sampled_from("ab.é"), min_size=1).map(str.encode))
+def test_a_name_is_a_level_of_a_topic(name: bytes) -> None:
+    assert key_of(b"u/" + name + b"/x") == b"u." + word_of(name) + b".x"
 
 
 def test_filter_level_that_is_an_amqp_wildcard_is_literal() -> None:

@@ -40,6 +40,7 @@ _SWAP: Final = bytes.maketrans(b"/.", b"./")
 _TO_ESCAPE: Final = re.compile(rb"[+#\x00]|%(?=(?:25)*(?:2B|23|00))")
 _TO_UNESCAPE: Final = re.compile(rb"%(?:25)*(?:2B|23|00)")
 _MAY_ESCAPE: Final = re.compile(rb"[+#\x00%]")
+_TO_ESCAPE_IN_WORD: Final = re.compile(rb"/|%(?=(?:25)*2F)")
 
 
 def _escape(found: re.Match[bytes]) -> bytes:
@@ -70,6 +71,16 @@ def topic_of(key: bytes) -> bytes | None:
         except UnicodeDecodeError:
             return None
     return topic
+
+
+def word_of(name: bytes) -> bytes:
+    """A name, which may have any characters, as one word of routing keys: no two names share one.
+
+    It is the level ``name`` of an MQTT topic. A ``/``, which no level can have, is written ``%2F``,
+    and a text that already looks like that escape gains one ``25``; ``topic_of`` does the like for
+    what else MQTT forbids.
+    """
+    return _TO_ESCAPE_IN_WORD.sub(_escape, name).translate(_SWAP)
 
 
 def levels_of(key: bytes) -> list[bytes]:

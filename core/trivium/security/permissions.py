@@ -32,6 +32,7 @@ from trivium.messages.topics import (
     key_pattern,
     levels_of,
     matches,
+    word_of,
 )
 from trivium.routing.exchanges import Binding, Exchange, Guard, TopicExchange
 from trivium.security.identity import NOBODY, Identity
@@ -128,7 +129,9 @@ class AclLine:
                 levels.append(MANY)
             else:
                 # In one pass: what a name brings is not looked at again.
-                levels.append(key_of(_PLACE.sub(lambda found: values[found.group()], level)))
+                parts = [key_of(part) for part in _PLACE.split(level)]
+                names = [word_of(values[place]) for place in _PLACE.findall(level)]
+                levels.append(parts[0] + b"".join(map(bytes.__add__, names, parts[1:])))
         return levels
 
 
@@ -353,15 +356,13 @@ class Decisions(Guard):
         return patterns
 
     def _expanded(self, text: str) -> Pattern | None:
-        """A topic permission for this client: what stands for it matches itself alone."""
-        return expand_pattern(
-            text,
-            {
-                "username": self.identity.name,
-                "client_id": self.client_id,
-                "vhost": self.vhost,
-            },
-        )
+        """A topic permission for this client, each of whose names is one word of its own."""
+        names = {
+            "username": self.identity.name,
+            "client_id": self.client_id,
+            "vhost": self.vhost,
+        }
+        return expand_pattern(text, {kind: _word(name) for kind, name in names.items()})
 
     @property
     def is_open(self) -> bool:
@@ -655,6 +656,14 @@ class Access(Decisions):
                 self.require_topic(WRITE, target, key.encode())
 
 
+def _word(name: str) -> str:
+    """A name as a word of routing keys; "" for one that is a wildcard in binding keys, which a
+    pattern could not tell from that."""
+    if name in ("*", "#"):
+        return ""
+    return word_of(name.encode(errors="surrogateescape")).decode(errors="surrogateescape")
+
+
 def _as_key(levels: list[bytes]) -> bytes:
     """A pattern as a binding key."""
     words = [b"*" if level == ONE else b"#" if level == MANY else level for level in levels]
@@ -839,7 +848,8 @@ class AclFile:
 
 
 def read_acl_file(name: str) -> AclFile:
-    """Read a Mosquitto ACL file. Raises PreconditionFailed, with the number of the line."""
+    """Read a Mosquitto ACL file. Raises PreconditionFailed, which names the line and not what is in
+    it."""
     try:
         text = Path(name).read_text(encoding="utf-8")
     except OSError as error:
@@ -858,7 +868,10 @@ def read_acl_file(name: str) -> AclFile:
             continue
         try:
             entry = AclLine(line)
-        except PreconditionFailed as error:
-            raise PreconditionFailed(f"acl_file {name}, line {number}: {error}") from None
+        except PreconditionFailed:
+            # It may be another file, with secrets, so it is not shown.
+            is_acl = keyword in ("topic", "pattern")
+            what = f"{keyword} [ACCESS] FILTER" if is_acl else "user, topic or pattern"
+            raise PreconditionFailed(f"acl_file {name}, line {number}: is no {what}") from None
         (found.common if entry.is_pattern else current).append(entry)
     return found
