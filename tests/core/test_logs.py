@@ -119,3 +119,41 @@ def test_a_client_cannot_make_lines_of_its_own(log: Log) -> None:
     log.handler.follow(events)
     logger.warning("served")
     assert len(log.text.splitlines()) == 1
+
+
+#: Whatever begins a line somewhere (``str.splitlines``), or speaks to a terminal.
+CONTROLS = [*map(chr, range(0x20)), *map(chr, range(0x7F, 0xA0)), "\u2028", "\u2029"]
+
+
+@pytest.mark.parametrize("log", ["text"], indirect=True)
+def test_control_characters_of_a_message_are_escaped(log: Log) -> None:
+    name = "".join(f"{each}FORGED" for each in CONTROLS)
+    logger.warning("queue '%s'", name)
+    assert not set(log.text.rstrip("\n")) & set(CONTROLS)
+    (line,) = log.text.splitlines()
+    assert r"\nFORGED" in line
+    assert r"\x1bFORGED" in line
+    assert r"\u2028FORGED" in line
+
+
+@pytest.mark.parametrize("log", ["text"], indirect=True)
+def test_other_characters_of_a_message_stay(log: Log) -> None:
+    logger.warning("'%s'", "é 日 \U0001f600 \\n \u00a0")
+    assert "'é 日 \U0001f600 \\n \u00a0'" in log.text
+
+
+@pytest.mark.parametrize("log", ["text"], indirect=True)
+def test_a_traceback_keeps_its_lines_and_none_of_them_is_a_line_of_the_log(log: Log) -> None:
+    try:
+        try:
+            raise KeyError("inner")
+        except KeyError:
+            raise ValueError("q\n2026-01-01 ERROR forged\x1b[31m\u2028x") from None
+    except ValueError:
+        logger.warning("failed", exc_info=True, stack_info=True)
+    first, *others = log.text.split("\n")[:-1]
+    assert first.endswith("failed")
+    assert others[0] == "  Traceback (most recent call last):"
+    assert len(others) > 5
+    assert all(line.startswith("  ") for line in others)
+    assert not set("".join(others)) & set(CONTROLS)

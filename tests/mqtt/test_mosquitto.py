@@ -112,6 +112,12 @@ def test_with_settings_per_listener_each_has_its_own(tmp_path: Path) -> None:
     assert "methods" not in second
 
 
+def test_what_is_in_a_file_that_is_no_configuration_is_not_told(tmp_path: Path) -> None:
+    _, notes = converted(tmp_path, "ann:$7$101$SECRET\nlistener 1883\n")
+    assert "mosquitto.conf:1: ...: no counterpart" in notes
+    assert not any("SECRET" in note for note in notes)
+
+
 @pytest.mark.parametrize("key", ["password_file", "acl_file"])
 def test_files_that_differ_between_listeners_are_not_mixed(key: str, tmp_path: Path) -> None:
     text = f"per_listener_settings true\nlistener 1\n{key} /a\nlistener 2\n{key} /b\n"

@@ -32,7 +32,9 @@ class _Line:
 
     @property
     def place(self) -> str:
-        return f"{self.file}:{self.number}: {self.key}"
+        # Only what may be a key is shown: it may be another file, with secrets.
+        key = self.key if re.fullmatch("[a-z_]+", self.key) else "..."
+        return f"{self.file}:{self.number}: {key}"
 
 
 @dataclass

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 import threading
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from trivium.common.events import Events
 from trivium.observability.api import ApiRequest
@@ -16,6 +17,8 @@ if TYPE_CHECKING:
     from trivium.config import LogConfig
 
 _TEXT: Final = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+#: What a terminal obeys, or ends a line: C0, DEL, C1 (ISO 6429), and Unicode's separators.
+_CONTROL: Final = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029]")
 
 
 class LogHandler(logging.StreamHandler[TextIO]):
@@ -63,14 +66,37 @@ def served(by: object) -> dict[str, str]:
 
 
 class TextFormatter(logging.Formatter):
-    """A line of text, with the client behind its message."""
+    """A line of text, with the client behind its message; those of a traceback are indented.
+
+    Clients choose names, and what is said of them. So control characters are escaped: nothing of
+    theirs begins a line, and a terminal obeys none of it.
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        # Another formatter may have left its own there.
+        record.exc_text = None
+        return super().format(record)
+
+    def formatException(self, ei: Any) -> str:  # noqa: N802
+        return _indented(super().formatException(ei))
+
+    def formatStack(self, stack_info: str) -> str:  # noqa: N802
+        return _indented(super().formatStack(stack_info))
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
-        line = super().formatMessage(record)
+        line = _escaped(super().formatMessage(record))
         about: dict[str, str] = getattr(record, "served", {})
         if not about:
             return line
         return f"{line} [{' '.join(f'{name}={_plain(value)}' for name, value in about.items())}]"
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"  {_escaped(line)}" for line in text.split("\n"))
+
+
+def _escaped(text: str) -> str:
+    return _CONTROL.sub(lambda found: found.group().encode("unicode_escape").decode(), text)
 
 
 def _plain(value: str) -> str:
