@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import shutil
 import tempfile
+import threading
+from pathlib import Path
 from typing import Final
 
 import aiohttp
 
 from bench.soak.site import HEADERS
 from bench.soak.works import Work
+from interop.chromium import Page, page
 from trivium.cli.network import LOOPBACK
 
 _PATHS: Final = (
@@ -37,7 +41,8 @@ _PATHS: Final = (
     "/api/v1/openapi.json",
 )
 _SCRAPES_A_SECOND: Final = 2.0
-_STOP_SECONDS: Final = 20.0
+#: for which it looks at a page
+_PAGE_SECONDS: Final = 5.0
 
 
 class Scrapes(Work):
@@ -69,32 +74,41 @@ class LiveFigures(Work):
 
 
 class Browser(Work):
-    """Chromium with the dashboard open, where both are there."""
+    """Chromium that goes from page to page of the dashboard, where both are there."""
 
     async def run(self, stop: asyncio.Event) -> None:
-        program = shutil.which("chromium")
-        url = f"http://guest:guest@{LOOPBACK}:{self.site.broker.ports['http']}/"
-        if program is None or not await self._has_page():
+        if shutil.which("chromium") is None:
             return
-        with tempfile.TemporaryDirectory(prefix="trivium-browser-") as profile:
-            process = await asyncio.create_subprocess_exec(
-                *(program, "--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run"),
-                *("--disable-dev-shm-usage", "--disable-background-networking"),
-                *("--disable-component-update", "--disable-sync", "--no-proxy-server"),
-                *("--remote-debugging-port=0", f"--user-data-dir={profile}", url),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.DEVNULL,
-                stderr=asyncio.subprocess.DEVNULL,
-            )
-            try:
-                await stop.wait()
-            finally:
-                process.terminate()
-                await process.wait()
+        is_over = threading.Event()
+        browsing = asyncio.create_task(asyncio.to_thread(self._browse, is_over))
+        stopping = asyncio.create_task(stop.wait())
+        await asyncio.wait({browsing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        is_over.set()
+        stopping.cancel()
+        await browsing
 
-    async def _has_page(self) -> bool:
-        try:
-            await self.site.ask("GET", "/")
-        except aiohttp.ClientError:
-            return False
-        return True
+    def _browse(self, is_over: threading.Event) -> None:
+        url = f"http://{LOOPBACK}:{self.site.broker.ports['http']}/"
+        with tempfile.TemporaryDirectory() as profile, page(Path(profile)) as tab:
+            sign_in(tab, url)
+            links = "[...document.querySelectorAll('nav a')].map((each) => each.hash)"
+            while not is_over.wait(_PAGE_SECONDS):
+                hash_ = self.draw.choice(tab.run(links))
+                tab.run(f"void (location.hash = {json.dumps(hash_)})")
+                tab.wait("document.querySelector('main h1')")
+            broken = [each for each in tab.troubles if each.startswith("exception")]
+            if broken:
+                raise RuntimeError(f"the dashboard: {broken[0]}")
+
+
+def sign_in(tab: Page, url: str) -> None:
+    """Open the dashboard, and come in as guest."""
+    tab.open(url)
+    tab.wait("document.querySelector('.sign-in, .side')")
+    if tab.run("!document.querySelector('.side')"):
+        tab.wait("document.activeElement.name === 'user'")
+        tab.type("guest")
+        tab.press("Tab")
+        tab.type("guest")
+        tab.press("Enter")
+    tab.wait("document.querySelector('.side')")

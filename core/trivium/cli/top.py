@@ -57,7 +57,7 @@ def _run(options: argparse.Namespace) -> None:
     with _keys() as is_over, Live(screen=True, auto_refresh=False) as live:
         while not is_over():
             now = look(api)
-            live.update(_screen(before, now))
+            live.update(screen(before, now))
             live.refresh()
             before = now
 
@@ -72,7 +72,8 @@ def _print(api: Api, before: Look) -> None:
         before = now
 
 
-def _screen(before: Look, now: Look) -> Group:
+def screen(before: Look, now: Look) -> Group:
+    """What is shown of a broker, with the rates between two looks."""
     tables: tuple[tuple[Iterable[Mapping[str, Any]], Sequence[str]], ...] = (
         (shown_rates(before, now), COLUMNS),
         (queues_of(before, now), QUEUE_COLUMNS),
