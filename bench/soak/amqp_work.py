@@ -51,6 +51,11 @@ async def channel(port: int, *, confirms: bool = True) -> AsyncIterator[Abstract
         async with asyncio.timeout(_ANSWER_SECONDS):
             opened = await connection.channel(publisher_confirms=confirms)
         yield opened
+    except Exception as error:
+        # It may be any where the connection is lost.
+        if connection.is_closed:
+            raise ConnectionResetError(repr(error)) from error
+        raise
     finally:
         await connection.close()
 

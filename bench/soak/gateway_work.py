@@ -81,16 +81,17 @@ class Gateway(Work):
     async def _borrow(self) -> None:
         found = await self._post(
             f"/queues/{_QUEUE}/leases",
-            {"count": 10, "wait_ms": _WAIT_MS, "lease_ms": _LEASE_MS},
+            {"count": 100, "wait_ms": _WAIT_MS, "lease_ms": _LEASE_MS},
         )
+        leases: dict[str, list[str]] = {"accept": [], "requeue": []}
         for message in found["messages"]:
             is_redelivered = message["redelivered"]
             if not is_redelivered and self.draw.random() < _REQUEUED:
-                outcome = "requeue"
+                leases["requeue"].append(message["lease"])
             else:
-                outcome = "accept"
+                leases["accept"].append(message["lease"])
                 self._account.take(message["payload"].encode(), is_redelivered=is_redelivered)
-            await self._post(
-                f"/queues/{_QUEUE}/leases/settle",
-                {"leases": [message["lease"]], "outcome": outcome},
-            )
+        for outcome, lent in leases.items():
+            if lent:
+                body = {"leases": lent, "outcome": outcome}
+                await self._post(f"/queues/{_QUEUE}/leases/settle", body)
