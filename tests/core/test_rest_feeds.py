@@ -320,6 +320,20 @@ async def test_a_queue_that_goes_with_its_last_consumer_goes_with_the_client(
             await site.ask("GET", "whoami")
 
 
+@pytest.mark.parametrize("path", [QUEUE, STREAM])
+async def test_queues_and_streams_are_sent_to_who_may_read_them_alone(
+    tmp_path: Path, path: str
+) -> None:
+    async with serve(tmp_path) as site:
+        site.broker.vhost("/").declare_queue("q")
+        site.broker.vhost("/").declare_stream("s", 1)
+        await site.ask("PUT", "users/new", json={"password": "p"})
+        await permit(site, read="^[qs]$")
+        async with site.socket(path, "new") as socket:
+            await permit(site, read="^other$")
+            assert await said(socket) == ("end", {"reason": "access-refused"})
+
+
 # Streams
 
 
