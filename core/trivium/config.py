@@ -23,6 +23,7 @@ from trivium.listen import ListenerConfig as ListenerConfig
 from trivium.listen import TlsConfig as TlsConfig
 from trivium.listen import is_loopback as is_loopback
 from trivium.listen import join_address as join_address
+from trivium.security.identity import KNOWN_TAGS
 from trivium.security.passwords import (
     MAX_ITERATIONS,
     PasswordFormatError,
@@ -211,6 +212,7 @@ class AuthConfig:
 
     def __post_init__(self) -> None:
         _check_grants(self.anonymous_permissions, {}, ())
+        _check_tags("anonymous_tags", self.anonymous_tags)
         if not MIN_ITERATIONS <= self.scram_iterations <= MAX_ITERATIONS:
             raise ConfigError(f"scram_iterations must be from {MIN_ITERATIONS} to {MAX_ITERATIONS}")
         _check_quotas("anonymous_limits", USER, self.anonymous_limits)
@@ -256,6 +258,7 @@ class JwtConfig:
 
     def __post_init__(self) -> None:
         _check_times(self, "refresh_seconds", "timeout_seconds")
+        _check_url("jwks_url", self.jwks_url)
         if self.leeway_seconds < 0:
             raise ConfigError("leeway_seconds must not be negative")
         for name in self.algorithms:
@@ -286,11 +289,23 @@ class HttpAuthConfig:
         _check_times(self, "timeout_seconds")
         if self.cache_seconds < 0:
             raise ConfigError("cache_seconds must not be negative")
-        if self.url and not re.match(r"https?://[^/]", self.url):
-            raise ConfigError("url does not begin with http:// or https://")
+        _check_url("url", self.url)
         for name, value in self.headers.items():
             if not isinstance(value, str) or re.search(r"[\r\n\0]", name + value):
                 raise ConfigError("headers must be texts of one line")
+
+
+def _check_url(key: str, url: str) -> None:
+    """Raise ConfigError unless it is empty, or the address of something that can be asked."""
+    if url and not re.match(r"https?://[^/]", url):
+        raise ConfigError(f"{key} does not begin with http:// or https://")
+
+
+def _check_tags(key: str, tags: tuple[str, ...]) -> None:
+    """Raise ConfigError for what is no tag: one that is misspelt would permit nothing."""
+    for tag in tags:
+        if tag not in KNOWN_TAGS:
+            raise ConfigError(f"{key}: {tag!r} is not one of {', '.join(KNOWN_TAGS)}")
 
 
 def _check_times(config: object, *names: str) -> None:
@@ -308,7 +323,7 @@ class UserConfig:
     password: str = field(repr=False)
     #: of the same password, what `trivium hash-password --scram` printed; "": SCRAM is not for it
     scram: str = field(default="", repr=False)
-    #: administrator, policymaker, monitoring, management, or others that mean nothing here
+    #: administrator, policymaker, monitoring, management; impersonator and none mean nothing here
     tags: tuple[str, ...] = ()
     #: virtual host to `configure`, `write` and `read`, each a pattern for names
     permissions: Mapping[str, Any] = field(default_factory=dict)
@@ -316,7 +331,7 @@ class UserConfig:
     topic_permissions: Mapping[str, Any] = field(default_factory=dict)
     #: lines of an ACL, as in Mosquitto's file
     acl: tuple[str, ...] = ()
-    #: roles whose permissions the user has too
+    #: roles whose permissions the user has too, each one of `[roles]`
     roles: tuple[str, ...] = ()
     #: where MQTT connections go that name no virtual host, and where its ACL lines hold; it is made
     #: when it is missing
@@ -327,6 +342,7 @@ class UserConfig:
     def __post_init__(self) -> None:
         _check_grants(self.permissions, self.topic_permissions, self.acl)
         _check_quotas("limits", USER, self.limits)
+        _check_tags("tags", self.tags)
         if self.virtual_host:
             _check_vhost("virtual_host", self.virtual_host)
         try:
@@ -575,6 +591,10 @@ class Config:
 
     def __post_init__(self) -> None:
         self.all_listeners()
+        for name, user in self.users.items():
+            for role in user.roles:
+                if role not in self.roles:
+                    raise ConfigError(f"[users.{name}] roles: there is no role {role!r}")
         if self.policies:
             from trivium.vhost.policies import Policy
 

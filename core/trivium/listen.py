@@ -19,10 +19,14 @@ from trivium.vhost.settings import check_vhost_name
 #: The protocol that `ws` and `wss` in `[listen]` mean, and the path that its clients ask for.
 WEBSOCKET_PROTOCOL: Final = "mqtt"
 WEBSOCKET_PATH: Final = "/mqtt"
+#: The protocol whose topics may have a prefix.
+MOUNTED_PROTOCOL: Final = "mqtt"
 
 
 UNIX: Final = "unix:"
 
+#: The method to authenticate by a client's certificate.
+CERTIFICATE: Final = "certificate"
 #: What a certificate says of its owner, each of which may hold the user's name.
 NAME_SOURCES: Final = ("cn", "san-dns", "san-email", "san-uri")
 
@@ -132,7 +136,8 @@ class TlsConfig:
     #: whether clients show a certificate; "" is `optional` with a `ca`, else `off`
     client_certificates: Literal["", "off", "optional", "required"] = ""
     #: where a client certificate has the user's name: `cn`, `san-dns`, `san-email` or `san-uri`;
-    #: with `:REGEX` behind it the first value that matches as a whole, of which group 1 is the name
+    #: with `:REGEX` behind it group 1 of each value that matches as a whole. If these are several
+    #: names nobody comes in by the certificate
     user_from: str = "cn"
     minimum_version: Literal["1.2", "1.3"] = "1.2"
     #: ciphers of TLS 1.2 as OpenSSL writes them; "" is those with forward secrecy and AEAD
@@ -217,6 +222,10 @@ class ListenerConfig:
             raise ConfigError(
                 f"mount_point {self.mount_point!r} does not end with /, or has a wildcard or $"
             )
+        if self.mount_point and self.protocol != MOUNTED_PROTOCOL:
+            raise ConfigError(f"mount_point is for the protocol {MOUNTED_PROTOCOL}")
+        if CERTIFICATE in self.methods and (self.tls is None or self.tls.clients == "off"):
+            raise ConfigError(f"methods: {CERTIFICATE!r} needs tls with client certificates (ca)")
         if self.is_unix:
             if not self.path or "\0" in self.path:
                 raise ConfigError(f"{self.address!r} has no path")

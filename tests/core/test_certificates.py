@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.support.authentication import MOSQUITTO_7, Pool
+from trivium.common.events import Events
 from trivium.config import Config, UserConfig
 from trivium.runtime.authentication import Authentication
 from trivium.security.attempts import Attempt, Login
@@ -17,7 +18,9 @@ class World:
 
     def __init__(self) -> None:
         self.pool = Pool()
-        self.found = Authentication(Config(users={"bob": UserConfig(password="b")}), self.pool)
+        self.events = Events()
+        config = Config(users={"bob": UserConfig(password="b")})
+        self.found = Authentication(config, self.pool, events=self.events)
         self.found.open(MemoryStorage())
         self.found.users.add("ann", MOSQUITTO_7, ["monitoring"])
 
@@ -47,6 +50,31 @@ def test_a_password_decides_where_there_is_one() -> None:
     assert login is not None
     assert login.identity.name == "bob"
     assert world.login("bob", "bob", b"wrong") is None
+
+
+@pytest.mark.parametrize("username", [None, "", "ann"])
+def test_a_certificate_of_several_names_is_refused_and_the_reason_told(
+    username: str | None,
+) -> None:
+    """Also where clients without credentials may come in: it is not one of them."""
+    world = World()
+    told: list[object] = []
+    world.events.listen(lambda name, about: told.append((name, about.get("reason"))))
+    answers: list[Login | None] = []
+    shown = Attempt(username=username, is_certificate_ambiguous=True, admits_anonymous=True)
+    world.found.authenticator.authenticate(shown, answers.append)
+    world.pool.run()
+    assert answers == [None]
+    assert told == [("user.authentication.failure", "the certificate has several names")]
+
+
+def test_a_password_decides_beside_a_certificate_of_several_names() -> None:
+    world = World()
+    answers: list[Login | None] = []
+    shown = Attempt(username="bob", password=b"b", is_certificate_ambiguous=True)
+    world.found.authenticator.authenticate(shown, answers.append)
+    world.pool.run()
+    assert answers[0] is not None
 
 
 @pytest.mark.parametrize("owner", ["a\nb", "x" * 256])

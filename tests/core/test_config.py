@@ -174,7 +174,7 @@ def test_every_key_has_an_environment_variable() -> None:
             "methods": '["internal"]',
             "password_files": '["/p"]',
             "anonymous_permissions": '{"/": {"read": "x"}}',
-            "anonymous_tags": '["x"]',
+            "anonymous_tags": '["monitoring"]',
             "anonymous_limits": '{"max-queues": 9}',
             "acl_file": "/dev/null",
             "client_id_pattern": "^{username}$",
@@ -321,6 +321,13 @@ def test_a_listener_may_be_in_the_environment_alone() -> None:
         ("[[listeners]]\nprotocol='mqtt'\naddress='1'\nvirtual_host='*'", "virtual_host: a virt"),
         ("[[listeners]]\nname='a'\n[[listeners]]\nname='a'", "two of [[listeners]] have the name"),
         ("[[listeners]]\nname='amqp'\nprotocol='mqtt'\naddress='1'", "the name 'amqp'"),
+        ("[[listeners]]\nprotocol='amqp'\naddress='1'\nmount_point='a/'", "mount_point is for the"),
+        ("[[listeners]]\nprotocol='mqtt'\naddress='1'\nmethods=['certificate']", "needs tls with"),
+        (
+            "[[listeners]]\nprotocol='mqtt'\naddress='1'\nmethods=['jwt','certificate']\n"
+            "tls={certificate='c',key='k',ca='a',client_certificates='off'}",
+            "methods: 'certificate' needs tls with client certificates",
+        ),
         ("[[listeners]]\nanonymous='no'", "anonymous = 'no': not one of"),
         ("[[listeners]]\n[listeners.tls]\ncert='no'", "tls has no key 'cert'"),
         ("[[listeners]]\nmethods='no'", "methods = 'no'"),
@@ -370,6 +377,9 @@ def test_user_merges_from_file_and_environment(tmp_path: Path) -> None:
         ("[listen]\nmqtt = [1]\n", "[listen] mqtt = [1]: must be text"),
         ("[users]\nann = 'x'\n", "users.ann must be a section"),
         ("[users.ann]\n", "[users.ann] needs the key 'password'"),
+        ("[users.a]\npassword = 'p'\ntags = ['admin']\n", "[users.a] tags: 'admin' is not one of"),
+        ("[auth]\nanonymous_tags = ['x']\n", "[auth] anonymous_tags: 'x' is not one of admin"),
+        ("[jwt]\njwks_url = 'ftp://x'\n", "[jwt] jwks_url does not begin with http:// or https://"),
         ("[users.ann]\npasword = 'x'\n", "[users.ann] has no key 'pasword'"),
         ("[users.ann]\npassword = '$x'\n", "[users.ann] password: begins with $"),
         ("[listen\n", "not valid TOML"),
@@ -380,6 +390,13 @@ def test_wrong_file_is_one_clear_line(tmp_path: Path, text: str, message: str) -
         load(write(tmp_path, text))
     assert "\n" not in str(caught.value)
     assert str(tmp_path) in str(caught.value) or message.startswith("[users.ann] needs")
+
+
+def test_a_role_of_a_user_is_one_of_the_configuration(tmp_path: Path) -> None:
+    text = "[users.a]\npassword = 'p'\nroles = ['reader']\n"
+    with pytest.raises(ConfigError, match=r"^\[users\.a\] roles: there is no role 'reader'$"):
+        load(write(tmp_path, text))
+    assert load(write(tmp_path, text + "[roles.reader]\n")).users["a"].roles == ("reader",)
 
 
 def test_an_empty_variable_is_no_data_directory() -> None:

@@ -156,6 +156,12 @@ async def test_others_are_served_while_metrics_are_made_but_no_more_metrics(site
     assert (await site.ask("/metrics"))[0] == 200
 
 
+@pytest.mark.parametrize("path", ["/health/live", "/metrics", "/nowhere", "/health/ready"])
+async def test_an_answer_names_no_versions(site: Site, path: str) -> None:
+    site.fault = RuntimeError("ours") if path == "/health/ready" else None
+    assert (await site.ask(path))[1]["Server"] == "Trivium"
+
+
 async def test_unknown_path_answers_404(site: Site) -> None:
     assert (await site.ask("/health/../etc/passwd"))[0] == 404
 
@@ -174,7 +180,8 @@ async def test_hostile_request_answers_400_and_touches_nothing_else(
     site: Site, request_bytes: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.DEBUG)
-    assert (await site.send(request_bytes))[0] == 400
+    status, headers, _ = await site.send(request_bytes)
+    assert (status, headers["Server"]) == (400, "Trivium")
     assert (await site.ask("/health/live"))[0] == 200
     # Nor does it fill the log: no traceback, and one line.
     records = [record for record in caplog.records if record.name.startswith("trivium")]

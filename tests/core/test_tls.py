@@ -511,7 +511,7 @@ async def test_a_client_certificate_names_the_user(
     ("user_from", "user"),
     [
         ("cn", "device 7"),
-        ("san-dns", "a.example"),
+        ("san-dns:(a.*)", "a.example"),
         ("san-email", "d7@example.org"),
         ("san-uri", "spiffe://x/d7"),
         (r"cn:device (\d+)", "7"),
@@ -536,6 +536,34 @@ async def test_user_from_says_where_the_name_is(
         found = connection_of(broker, streams).peer.certificate
         assert found is not None
         assert found.user_name == user
+        assert not found.is_ambiguous
+
+
+@pytest.mark.parametrize(
+    ("user_from", "user"),
+    [
+        ("cn", None),
+        ("san-dns", None),
+        (r"san-dns:(.)\.example", None),
+        (r"san-dns:.\.(example)", "example"),
+        (r"cn:(device .)", "device 7"),
+        ("san-uri", ""),
+    ],
+)
+async def test_a_certificate_of_several_names_is_nobodys(
+    authority: Authority, server_pair: Pair, user_from: str, user: str | None
+) -> None:
+    client = authority.pair("device 7", "a.example", "b.example", second=("ann",))
+    tls = tls_of(server_pair, ca=str(authority.ca), user_from=user_from)
+    async with (
+        Broker(config(tls)) as broker,
+        connected(broker, client_context(authority, client)) as streams,
+    ):
+        await greet(streams)
+        found = connection_of(broker, streams).peer.certificate
+        assert found is not None
+        assert found.user_name == (user or "")
+        assert found.is_ambiguous == (user is None)
 
 
 @pytest.mark.parametrize("mode", ["optional", "required"])

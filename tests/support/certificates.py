@@ -14,8 +14,8 @@ from cryptography.x509.oid import NameOID
 DAY = datetime.timedelta(days=1)
 
 
-def _name(text: str) -> x509.Name:
-    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
+def _name(*texts: str) -> x509.Name:
+    return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text) for text in texts])
 
 
 def replace_file(file: Path, data: bytes) -> None:
@@ -45,12 +45,18 @@ class Authority:
         self._write(self.ca, self._certificate(self._name, self._key, [], 10))
 
     def pair(
-        self, name: str, *alternatives: str, common_name: str | None = None, days: float = 10
+        self,
+        name: str,
+        *alternatives: str,
+        common_name: str | None = None,
+        days: float = 10,
+        second: tuple[str, ...] = (),
     ) -> Pair:
-        """A certificate for hosts, IP addresses, ``mail:`` and ``uri:`` names."""
+        """A certificate for hosts, IP addresses, ``mail:`` and ``uri:`` names; ``second`` are more
+        common names."""
         pair = Pair(self.folder, name)
         key = ec.generate_private_key(ec.SECP256R1())
-        subject = _name(name if common_name is None else common_name)
+        subject = _name(name if common_name is None else common_name, *second)
         certificate = self._certificate(subject, key, [_general(a) for a in alternatives], days)
         pair.number = certificate.serial_number
         self._write(pair.certificate, certificate)

@@ -106,7 +106,8 @@ class Handshake:
         """Those that may be used by this client."""
         peer = self._connection.peer
         found = MECHANISMS
-        if peer.certificate is not None and peer.certificate.user_name:
+        shown = peer.certificate
+        if shown is not None and (shown.user_name or shown.is_ambiguous):
             found += b" " + EXTERNAL.encode()
         authenticator = self._connection.broker.authenticator
         is_offered = self._connection.options.anonymous_mechanism

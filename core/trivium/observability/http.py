@@ -25,7 +25,7 @@ import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from hashlib import blake2b
-from typing import TYPE_CHECKING, Final, Protocol, cast
+from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from urllib.parse import unquote
 
 from aiohttp import BasicAuth, hdrs, web
@@ -131,6 +131,9 @@ class Metrics:
         self.make = make
 
 
+#: What the field ``Server`` of answers says (RFC 9110, 10.2.4).
+SERVER: Final = "Trivium"
+
 #: Tags of users who may see the metrics. Clients without credentials are let in by address.
 _MAY_WATCH: Final = frozenset((ADMINISTRATOR, MONITORING))
 
@@ -173,6 +176,7 @@ class HttpServer:
         #: connections whose request is being answered
         self._busy: set[web.RequestHandler] = set()
         application = web.Application(middlewares=[self._has_asked])
+        application.on_response_prepare.append(_name_server)
         application.router.add_get("/health/live", self._get_live)
         application.router.add_get("/health/ready", self._get_ready)
         for path in metrics.paths:
@@ -187,13 +191,16 @@ class HttpServer:
         self._upgrades = upgrades or {}
         for path in self._upgrades:
             application.router.add_get(path, self._get_upgrade, allow_head=False)
+        self._settings: dict[str, Any] = {
+            "access_log": None,
+            "logger": _aiohttp_logger,
+            "keepalive_timeout": KEEP_ALIVE_SECONDS,
+        }
         self._runner = web.AppRunner(
             application,
             handle_signals=False,
-            access_log=None,
-            logger=_aiohttp_logger,
             shutdown_timeout=SHUTDOWN_SECONDS,
-            keepalive_timeout=KEEP_ALIVE_SECONDS,
+            **self._settings,
         )
 
     async def start(self) -> None:
@@ -218,7 +225,7 @@ class HttpServer:
                 return None
             for each in idle[:excess]:
                 _drop(each)
-        connection = server()
+        connection = _Connection(server, loop=asyncio.get_running_loop(), **self._settings)
         self._silent.add(connection)
         self._driver.call_later(self._handshake_seconds, lambda: self._close_if_silent(connection))
         return connection
@@ -689,6 +696,23 @@ async def _send_parts(response: web.StreamResponse, first: bytes, parts: Iterato
         # To write waits only where the client is behind.
         await asyncio.sleep(0)
     await response.write_eof()
+
+
+class _Connection(web.RequestHandler):
+    """One connection; answers to what is no request, which reach no application, name the server
+    as others do."""
+
+    __slots__ = ()
+
+    def handle_error(self, *args: Any, **named: Any) -> web.StreamResponse:
+        response = super().handle_error(*args, **named)
+        response.headers[hdrs.SERVER] = SERVER
+        return response
+
+
+async def _name_server(_: web.Request, response: web.StreamResponse) -> None:
+    """Say what answers, and no versions of it: they tell which attacks to try."""
+    response.headers[hdrs.SERVER] = SERVER
 
 
 def _drop(connection: web.RequestHandler) -> None:

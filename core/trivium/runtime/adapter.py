@@ -77,8 +77,9 @@ class ClientCertificate:
         email_addresses: tuple[str, ...],
         uris: tuple[str, ...],
         user_name: str,
+        is_ambiguous: bool = False,
     ) -> None:
-        #: of the subject; "" for none
+        #: of the subject, the last of several; "" for none
         self.common_name = common_name
         #: of the alternative names
         self.dns_names = dns_names
@@ -86,6 +87,8 @@ class ClientCertificate:
         self.uris = uris
         #: whose it is, by the listener's `tls.user_from`; "" for nobody
         self.user_name = user_name
+        #: whether that says several names, so that it is nobody
+        self.is_ambiguous = is_ambiguous
 
 
 class Peer:
@@ -540,6 +543,7 @@ def make_attempt(
         client_id=client_id,
         vhost=vhost or listener.virtual_host,
         certificate_user="" if peer.certificate is None else peer.certificate.user_name,
+        is_certificate_ambiguous=peer.certificate is not None and peer.certificate.is_ambiguous,
         is_gone=lambda: connection.is_closed,
         is_put_off=put_off,
     )

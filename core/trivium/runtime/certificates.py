@@ -97,36 +97,36 @@ class Certificates:
         if connection.session_reused and ssl.cert_time_to_seconds(fields["notAfter"]) < time.time():
             # OpenSSL has looked at it when the session began.
             raise ssl.SSLError("the client's certificate: certificate has expired")
-        common_name = ""
+        common_names: list[str] = []
         for names in fields.get("subject", ()):
             for key, value in names:
                 if key == "commonName":
-                    common_name = value
+                    common_names.append(value)
         others: dict[str, list[str]] = {"DNS": [], "email": [], "URI": []}
         for kind, value in fields.get("subjectAltName", ()):
             if kind in others:
                 others[kind].append(value)
         values = {
-            "cn": (common_name,),
+            "cn": tuple(common_names),
             "san-dns": tuple(others["DNS"]),
             "san-email": tuple(others["email"]),
             "san-uri": tuple(others["URI"]),
         }
+        users = self._users_of(values)
         return ClientCertificate(
-            common_name,
+            common_names[-1] if common_names else "",
             values["san-dns"],
             values["san-email"],
             values["san-uri"],
-            self._user_of(values),
+            users.pop() if len(users) == 1 else "",
+            is_ambiguous=len(users) > 1,
         )
 
-    def _user_of(self, values: dict[str, tuple[str, ...]]) -> str:
+    def _users_of(self, values: dict[str, tuple[str, ...]]) -> set[str]:
+        """The names that a certificate says for a user: none of several goes before."""
         source = self._config.user_from.partition(":")[0]
-        for value in values[source]:
-            match = self._pattern.fullmatch(value)
-            if match is not None:
-                return match[1] or ""
-        return ""
+        matches = map(self._pattern.fullmatch, values[source])
+        return {match[1] for match in matches if match is not None and match[1]}
 
     def _files(self) -> list[str]:
         config = self._config

@@ -42,6 +42,8 @@ class Attempt:
     vhost: str = ""
     #: whose certificate TLS has verified; "" for nobody's
     certificate_user: str = ""
+    #: whether that certificate says several names, so that it is nobody's
+    is_certificate_ambiguous: bool = False
     #: the user who is in and renews what it came with; None: it comes in
     renews: str | None = None
     #: whether the client has left, so that nobody waits for an answer
@@ -87,6 +89,8 @@ class Verdict:
     hashed: str = field(default="", repr=False)
     #: whether its password was not looked at: too many others wait, or its own time is over
     is_busy: bool = False
+    #: why it is refused, for those who run the broker; "" where that is plain
+    reason: str = ""
 
 
 UNKNOWN = Verdict(is_known=False)

@@ -190,7 +190,7 @@ class Authenticator:
     def _decide(self, attempt: Attempt, ask: Callable[[Decided], None], done: Done) -> None:
         """Have `ask` decide when it is the attempt's turn."""
         if attempt.shows_nothing:
-            ask(lambda verdict: self._answer(attempt, verdict.login, done))
+            ask(lambda verdict: self._answer(attempt, verdict.login, done, verdict.reason))
             return
 
         def decided(verdict: Verdict) -> None:
@@ -224,7 +224,7 @@ class Authenticator:
             self._failed(attempt)
         elif _is_own(attempt, login):
             self._failures.succeeded(attempt)
-        self._answer(attempt, login, done, PUT_OFF if verdict.is_busy else "")
+        self._answer(attempt, login, done, PUT_OFF if verdict.is_busy else verdict.reason)
 
     def _failed(self, attempt: Attempt) -> None:
         for by, name in self._failures.failed(attempt, self._clock.now()):
@@ -232,7 +232,7 @@ class Authenticator:
             self._events.tell("user.authentication.slowed", by=by, **{by: name})
 
     def _answer(self, attempt: Attempt, login: Login | None, done: Done, reason: str = "") -> None:
-        """Tell what came of an attempt: of each one here. `reason`: why nobody looked at it."""
+        """Tell what came of an attempt: of each one here. `reason`: why it failed, if not plain."""
         self._events.tell(
             "user.authentication.failure" if login is None else "user.authentication.success",
             user=attempt.username if login is None else login.identity.name,
@@ -262,7 +262,12 @@ class Authenticator:
             elif verdict.login is not None or verdict.is_busy:
                 done(verdict)
             else:
-                self._refuse(chain, attempt, verdict.hashed, done)
+                self._refuse(
+                    chain,
+                    attempt,
+                    verdict.hashed,
+                    lambda found: done(replace(found, reason=verdict.reason)),
+                )
 
         self._methods[chain[at]].check(attempt, decided)
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Final
 
 from trivium.errors import PreconditionFailed
+from trivium.listen import CERTIFICATE as CERTIFICATE
 from trivium.security.attempts import REFUSED, UNKNOWN, Attempt, Decided, Login, Method, Verdict
 from trivium.security.identity import Identity
 from trivium.security.users import Users, check_name
 
-CERTIFICATE: Final = "certificate"
+#: The ``reason`` of a failure where a certificate has several names: none of them goes before.
+AMBIGUOUS: Final = "the certificate has several names"
 
 
 class Certificates(Method):
@@ -22,6 +24,9 @@ class Certificates(Method):
 
     def check(self, attempt: Attempt, decided: Decided) -> None:
         owner = attempt.certificate_user
+        if attempt.is_certificate_ambiguous and not attempt.password:
+            decided(Verdict(reason=AMBIGUOUS))
+            return
         if not owner or attempt.password:
             decided(UNKNOWN)
             return

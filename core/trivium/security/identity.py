@@ -10,6 +10,8 @@ ADMINISTRATOR: Final = "administrator"
 POLICYMAKER: Final = "policymaker"
 MONITORING: Final = "monitoring"
 MANAGEMENT: Final = "management"
+#: What the tags of users in the configuration may be: RabbitMQ's, of which two mean nothing here.
+KNOWN_TAGS: Final = (ADMINISTRATOR, POLICYMAKER, MONITORING, MANAGEMENT, "impersonator", "none")
 #: Those of whom each permits to set policies.
 SETS_POLICIES: Final = frozenset({ADMINISTRATOR, POLICYMAKER})
 
