@@ -57,7 +57,7 @@ def set_password(
             rest()
             call.created(is_new)
 
-        call.later(change)
+        call.go_on(change)
 
     call.broker.driver.run_blocking(work, done)
 

@@ -9,7 +9,7 @@ from trivium.errors import AccessRefused, NotFound
 from trivium.management.endpoints import WATCHERS, Endpoint
 from trivium.management.endpoints import BadRequest as BadRequest
 from trivium.management.topology import Operator, operator
-from trivium.observability.api import ApiAnswer, ApiRequest
+from trivium.observability.api import ApiAnswer, ApiRefused, ApiRequest, refusal
 from trivium.security.identity import ADMINISTRATOR
 from trivium.storage.base import DurabilityWaiter
 
@@ -26,6 +26,10 @@ Done = Callable[[ApiAnswer], None]
 
 #: What the reason of a 404 is where nothing else is said.
 NOT_FOUND: Final = "Not Found"
+
+
+def _nothing() -> None:
+    """There is nothing to give back."""
 
 
 class _Durable(DurabilityWaiter):
@@ -82,6 +86,22 @@ class Call:
             return self.broker.authentication.sessions.use(request.session)
         login = request.login
         return login is None or self.broker.authenticator.still_holds(login, now_ms)
+
+    def go_on(
+        self, work: Callable[[], ApiAnswer | None], give_back: Callable[[], None] = _nothing
+    ) -> None:
+        """``later`` for a call that has waited: it is answered 401, after ``give_back``, where what
+        the caller came with does not hold any more."""
+        self.state.waits.end(self)
+
+        def resumed() -> ApiAnswer | None:
+            if not self.may_go_on(self.broker.now_ms):
+                give_back()
+                text = "what the request came with does not hold any more"
+                raise ApiRefused(refusal(401, "not_authorised", text))
+            return work()
+
+        self.later(resumed)
 
     def require_own(self, user: str) -> None:
         """Raise AccessRefused unless the caller may end what a user's clients have: who watches

@@ -137,6 +137,7 @@ class Poll(Consumer):
         self._until = broker.elapsed_ms + wait_ms
         self._done = done
         self._taken: list[QueueEntry] = []
+        self._is_waiting = False
         # None once it is over: they would keep each other in memory.
         self._wake: Wake | None = Wake(self._end)
 
@@ -144,8 +145,15 @@ class Poll(Consumer):
         """Take what is there."""
         Taking(self._queue, self._left, self._begun).go_on()
 
+    def stop(self) -> None:
+        """It waits no longer: as soon as it has what it takes now."""
+        self._until = 0
+        if self._is_waiting:
+            self._end()
+
     def _begun(self, taken: list[QueueEntry]) -> None:
         self._taken = taken
+        self._is_waiting = True
         queue = self._queue
         # One that is deleted with its last consumer has no need of this one.
         is_late = self._broker.elapsed_ms >= self._until

@@ -66,9 +66,12 @@ def must_wait(call: Call, messages: int, size: int) -> bool:
     waiting.bytes += size
 
     def go_on() -> None:
+        broker.timeouts.stop(wake)
         waiting.requests -= 1
         waiting.bytes -= size
-        call.later(lambda: call.endpoint.carry_out(call))
+        call.go_on(lambda: call.endpoint.carry_out(call))
 
-    broker.timeouts.call_at(now + wait, Wake(go_on))
+    wake = Wake(go_on)
+    call.state.waits.begin(call, go_on)
+    broker.timeouts.call_at(now + wait, wake)
     return True

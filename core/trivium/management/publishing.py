@@ -86,6 +86,13 @@ def publish(
     return vhost.publish(message, route.resolve(message))
 
 
+def give_back(queue: Queue, entries: list[QueueEntry]) -> None:
+    """What was taken comes back as if nobody had seen it."""
+    for entry in entries:
+        queue.requeue(entry, False)
+    queue.dispatch_later()
+
+
 class Taking(LoadWaiter):
     """Takes messages of a queue, then calls ``done`` with them, who settles or requeues each.
 

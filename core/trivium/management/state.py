@@ -10,6 +10,7 @@ from trivium.management.leases import Leases
 from trivium.management.orders import Orders
 from trivium.management.pacing import Waiting
 from trivium.management.sampling import Sampler
+from trivium.management.waits import Waits
 
 if TYPE_CHECKING:
     from trivium.management.group_reading import PolledMember
@@ -36,6 +37,8 @@ class ManagementState:
         self.leases = Leases(broker)
         #: requests that publish, and do so later
         self.waiting = Waiting()
+        #: requests that wait
+        self.waits = Waits(broker)
         #: clients that are sent live figures
         self.watching = 0
         #: the names of queues and streams
@@ -54,7 +57,9 @@ class ManagementState:
             self._of(about).succeeded += 1
         elif event == "user.authentication.failure":
             self._of(about).failed += 1
-        elif event == "user.deleted":
+        elif event.startswith("user."):
+            self.waits.look_soon()
+        if event == "user.deleted":
             name = str(about["name"])
             self.leases.forget(name)
             for member in [each for each in self.members if each.user == name]:

@@ -58,6 +58,10 @@ class PartitionRead(StreamReader):
         partition.wait(self)
         self._broker.timeouts.call_at(self._until, self._wake)
 
+    def stop(self) -> None:
+        """It waits no longer."""
+        self._end([])
+
     def watermark_moved(self, partition: Partition) -> None:
         self.step()
 

@@ -13,7 +13,7 @@ from trivium.management.compatible.bindings import exchange_name
 from trivium.management.endpoints import ENTERED, LARGE, Endpoint
 from trivium.management.listing import Listing
 from trivium.management.pacing import must_wait
-from trivium.management.publishing import Taking, publish
+from trivium.management.publishing import Taking, give_back, publish
 from trivium.management.values import (
     number_of,
     shown,
@@ -167,10 +167,8 @@ def get(call: Call) -> None:
         )
         call.answer_durably(listing.answer())
 
-    for_caller = call.later
-
     def taken_later(entries: list[QueueEntry]) -> None:
-        for_caller(lambda: taken(entries))
+        call.go_on(lambda: taken(entries), lambda: give_back(found, entries))
 
     Taking(queue, count, taken_later).go_on()
 

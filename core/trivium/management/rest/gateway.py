@@ -16,7 +16,7 @@ from trivium.management.endpoints import CLIENTS, ENTERED, LARGE, BadRequest
 from trivium.management.leases import ACCEPT, Poll
 from trivium.management.listing import Slices
 from trivium.management.pacing import must_wait
-from trivium.management.publishing import publish
+from trivium.management.publishing import give_back, publish
 from trivium.management.rest.operations import (
     Parameter,
     answer,
@@ -351,16 +351,18 @@ def lease(call: Call) -> None:
 
     def done(taken: list[QueueEntry]) -> None:
         leases.reserve(user, -count)
-        call.later(lambda: _lend(call, queue, taken, wanted.lease_ms))
+        call.go_on(
+            lambda: _lend(call, queue, taken, wanted.lease_ms), lambda: give_back(queue, taken)
+        )
 
-    Poll(call.broker, queue, count, wanted.wait_ms, done).begin()
+    poll = Poll(call.broker, queue, count, wanted.wait_ms, done)
+    call.state.waits.begin(call, poll.stop)
+    poll.begin()
 
 
 def _lend(call: Call, queue: Queue, taken: list[QueueEntry], lease_ms: int) -> ApiAnswer:
     if not call.access.may(READ, queue.name):
-        for entry in taken:
-            queue.requeue(entry, False)
-        queue.dispatch_later()
+        give_back(queue, taken)
         raise AccessRefused(f"read access to queue '{queue.name}' is over")
     lent: list[tuple[QueueEntry, str | None]] = []
     for entry in taken:
@@ -482,9 +484,11 @@ def read(call: Call) -> None:
     limit = asked(call, _MOST, 100)
 
     def done(batches: Batches | None) -> None:
-        call.later(lambda: _read(call, partition, offset, limit, batches))
+        call.go_on(lambda: _read(call, partition, offset, limit, batches))
 
-    PartitionRead(call.broker, partition, offset, asked(call, _WAIT, 0), done).step()
+    reading = PartitionRead(call.broker, partition, offset, asked(call, _WAIT, 0), done)
+    call.state.waits.begin(call, reading.stop)
+    reading.step()
 
 
 def _read(

@@ -185,11 +185,12 @@ def poll(call: Call) -> None:
 
     def done(batches: Found) -> None:
         found.read = None
-        call.later(lambda: _answer(call, found, member, revoked, batches, wanted.limit))
+        call.go_on(lambda: _answer(call, found, member, revoked, batches, wanted.limit))
 
     # Who has something to let go is answered at once.
     wait_ms = 0 if revoked else min(wanted.wait_ms, member.session_ms // _WAITED)
     found.read = GroupRead(call.broker, found.positions, wait_ms, done)
+    call.state.waits.begin(call, found.read.end)
     found.read.step()
 
 

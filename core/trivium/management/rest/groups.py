@@ -282,7 +282,7 @@ def reset(call: Call) -> None:
     def done(partition: Partition, offset: int) -> None:
         found.append(Position(partition.stream.name, partition.index, offset))
         if len(found) == len(partitions):
-            call.later(lambda: _commit(call, found))
+            call.go_on(lambda: _commit(call, found))
 
     for partition in partitions:
         if wanted.time is not None:

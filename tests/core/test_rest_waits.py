@@ -1,0 +1,155 @@
+"""Requests that wait end with what their caller came with."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jwt
+import pytest
+
+from tests.support.core import message
+from tests.support.rest import Site, authorization, serve
+from trivium.config import JwtConfig
+from trivium.management.calls import Call
+from trivium.management.waits import Waits
+from trivium.observability.browsers import PAGE_HEADER
+
+SECRET = "s" * 32
+QUEUE = "vhosts/%2F/queues/q"
+MEMBERS = "vhosts/%2F/groups/g/members"
+PUBLISH = "vhosts/%2F/exchanges/amq.default/messages"
+WAIT = {"wait_ms": 30_000}
+#: A request that waits, by what it waits for: what is sent.
+ROADS: dict[str, tuple[str, str, dict[str, Any]]] = {
+    "lease": ("POST", f"{QUEUE}/leases", WAIT),
+    "records": ("GET", "vhosts/%2F/streams/s/partitions/0/records?offset=next&wait_ms=30000", {}),
+    "poll": ("POST", f"{MEMBERS}/m/poll", {"generation": 1, **WAIT}),
+    "publish": ("POST", PUBLISH, {"messages": [{"key": "q"}]}),
+}
+CAUSES = ["deleted", "password", "key", "session", "expired", "token"]
+
+
+class Waiting:
+    """Tells when a request waits."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._began = asyncio.Event()
+        self._waits: Waits | None = None
+        begin = Waits.begin
+
+        def recorded(waits: Waits, call: Call, stop: Callable[[], None]) -> None:
+            begin(waits, call, stop)
+            self._waits = waits
+            self._began.set()
+
+        monkeypatch.setattr(Waits, "begin", recorded)
+
+    async def __call__(self) -> Waits:
+        await self._began.wait()
+        assert self._waits is not None
+        return self._waits
+
+
+async def came(site: Site, cause: str) -> tuple[dict[str, str], str]:
+    """Make the user ``new``, who comes in; what it shows, and the number of its key."""
+    user = {"password": "p", "tags": ["management"], "limits": {"publish-messages-per-second": 1}}
+    assert (await site.ask("PUT", "users/new", json=user))[0] == 201
+    patterns = {"configure": ".*", "write": ".*", "read": ".*"}
+    await site.ask("PUT", "users/new/permissions/%2F", json=patterns)
+    number = ""
+    shown = authorization("new")
+    if cause in ("key", "expired"):
+        body = {"expires_at": time.time_ns() // 1_000_000 + 60_000}
+        _, key = await site.ask("POST", "users/new/keys", json=body)
+        number, shown = key["id"], {"Authorization": "Bearer " + key["key"]}
+    elif cause == "token":
+        claims = {"sub": "new", "exp": time.time() + 60}
+        shown = {"Authorization": "Bearer " + jwt.encode(claims, SECRET, "HS256")}
+    elif cause == "session":
+        url = f"http://{site.broker.listeners['http']}/api/v1/session"
+        kind = {"Content-Type": "application/json", PAGE_HEADER: "1"}
+        async with site.client.post(url, headers={**shown, **kind}) as answer:
+            cookie = answer.headers["Set-Cookie"].partition(";")[0]
+        shown = {"Cookie": cookie, PAGE_HEADER: "1"}
+    return shown, number
+
+
+@pytest.mark.parametrize(
+    ("road", "cause"),
+    [("lease", cause) for cause in CAUSES]
+    + [(road, "password") for road in ROADS if road != "lease"],
+)
+async def test_what_waits_is_answered_401_once_its_caller_may_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, road: str, cause: str
+) -> None:
+    (tmp_path / "secret").write_text(SECRET, encoding="utf-8")
+    monkeypatch.setattr("trivium.management.pacing.MAX_WAIT_MS", 60_000)
+    async with serve(tmp_path, jwt=JwtConfig(key_file=str(tmp_path / "secret"))) as site:
+        vhost = site.broker.vhost("/")
+        queue = vhost.declare_queue("q")
+        vhost.declare_stream("s")
+        shown, number = await came(site, cause)
+        if road == "poll":
+            body: dict[str, Any] = {"member": "m", "streams": ["s"]}
+            assert (await site.ask("POST", MEMBERS, "", json=body, headers=shown))[0] == 201
+        elif road == "publish":
+            # It has published more than it may for a while.
+            body = {"messages": [{"key": "nobody"}] * 50}
+            assert (await site.ask("POST", PUBLISH, "", json=body, headers=shown))[0] == 202
+        waiting = Waiting(monkeypatch)
+        method, path, body = ROADS[road]
+        options: dict[str, Any] = {"json": body} if body else {}
+        asked = asyncio.create_task(site.ask(method, path, "", headers=shown, **options))
+        waits = await waiting()
+        if cause == "deleted":
+            await site.ask("DELETE", "users/new")
+        elif cause == "password":
+            await site.ask("PUT", "users/new", json={"password": "q"})
+        elif cause == "key":
+            await site.ask("DELETE", f"keys/{number}")
+        elif cause == "session":
+            assert (await site.ask("DELETE", "session", "", headers=shown))[0] == 204
+        else:
+            # With what clocks may differ by.
+            site.broker.now_ms += 120_000
+            waits.due()
+        async with asyncio.timeout(20):
+            assert (await asked)[0] == 401
+        assert (
+            len(queue),
+            len(queue.consumers),
+            site.broker.vhost("/").stream("s").record_count,
+        ) == (
+            0,
+            0,
+            0,
+        )
+
+
+async def test_what_comes_in_the_same_moment_is_not_taken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(tmp_path) as site:
+        vhost = site.broker.vhost("/")
+        queue = vhost.declare_queue("q")
+        shown, _ = await came(site, "deleted")
+        waiting = Waiting(monkeypatch)
+        asked = asyncio.create_task(
+            site.ask("POST", f"{QUEUE}/leases", "", headers=shown, json=WAIT)
+        )
+        waits = await waiting()
+        monkeypatch.setattr(waits, "due", lambda: None)
+        site.broker.users.delete("new")
+        vhost.publish(message(b"x", key=b"q"), vhost.route(vhost.exchange(""), b"q"))
+        site.broker.request_turn()
+        async with asyncio.timeout(20):
+            assert (await asked)[0] == 401
+        _, found = await site.ask("POST", f"{QUEUE}/leases", json={})
+        assert [(each["payload"], each["redelivered"]) for each in found["messages"]] == [
+            ("x", False)
+        ]
+        assert len(queue.consumers) == 0
