@@ -6,40 +6,16 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.support.authentication import MOSQUITTO_7, Pool
+from tests.support.authentication import MOSQUITTO_7, Moved, Pool
 from trivium.common.events import Events
 from trivium.config import Config, UserConfig
 from trivium.runtime.authentication import Authentication
 from trivium.security import lines as module
 from trivium.security.attempts import REFUSED, Attempt, Decided, Login, Method, Verdict
 from trivium.security.authenticator import Authenticator
-from trivium.security.clock import Clock
 from trivium.security.hash_queue import HashQueue
 from trivium.security.identity import Identity
 from trivium.storage.memory import MemoryStorage
-
-
-class Moved(Clock):
-    """One that the test moves."""
-
-    def __init__(self) -> None:
-        self.at = 0
-        self._later: list[tuple[int, Callable[[], None]]] = []
-
-    def now(self) -> int:
-        return self.at
-
-    def call_later(self, milliseconds: int, work: Callable[[], None]) -> None:
-        self._later.append((self.at + milliseconds, work))
-
-    def move(self, milliseconds: int) -> None:
-        end = self.at + milliseconds
-        while due := [each for each in self._later if each[0] <= end]:
-            first = min(due, key=lambda each: each[0])
-            self._later.remove(first)
-            self.at = max(self.at, first[0])
-            first[1]()
-        self.at = end
 
 
 class Held(Method):

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from trivium.runtime.broker import Broker
 from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
+from trivium.security.clock import Clock
 from trivium.security.identity import Identity
 from trivium.security.permissions import Grants
 
@@ -27,6 +28,29 @@ def permit(broker: Broker, *names: str) -> None:
         grants = Grants()
         grants.permit("/", ".*", ".*", ".*")
         broker.permissions.set_user(name, grants)
+
+
+class Moved(Clock):
+    """One that the test moves."""
+
+    def __init__(self) -> None:
+        self.at = 0
+        self._later: list[tuple[int, Callable[[], None]]] = []
+
+    def now(self) -> int:
+        return self.at
+
+    def call_later(self, milliseconds: int, work: Callable[[], None]) -> None:
+        self._later.append((self.at + milliseconds, work))
+
+    def move(self, milliseconds: int) -> None:
+        end = self.at + milliseconds
+        while due := [each for each in self._later if each[0] <= end]:
+            first = min(due, key=lambda each: each[0])
+            self._later.remove(first)
+            self.at = max(self.at, first[0])
+            first[1]()
+        self.at = end
 
 
 class Pool:

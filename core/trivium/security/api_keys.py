@@ -81,17 +81,18 @@ class ApiKeys(Method):
             )
 
     def check(self, attempt: Attempt, decided: Decided) -> None:
+        decided(self.recognise(attempt))
+
+    def recognise(self, attempt: Attempt) -> Verdict:
         match = _FORM.fullmatch(attempt.password.decode(errors="replace"))
         if match is None:
-            decided(UNKNOWN)
-            return
+            return UNKNOWN
         key = self._keys.get(match[1])
         digest = hashlib.sha256(match[2].encode()).digest()
         if key is None or not hmac.compare_digest(key.digest, digest):
-            decided(REFUSED)
-            return
+            return REFUSED
         login = self._login(key) if attempt.username in (None, "", key.user) else None
-        decided(REFUSED if login is None else Verdict(login))
+        return REFUSED if login is None else Verdict(login)
 
     def current(self, login: Login) -> Login | None:
         key = self._keys.get(login.key)

@@ -113,6 +113,10 @@ class Method:
         """Call `decided` with what is to be said of the attempt."""
         raise NotImplementedError
 
+    def recognise(self, attempt: Attempt) -> Verdict | None:
+        """What is to be said at once of a secret that nobody can guess; None: ``check`` says it."""
+        return None
+
     def current(self, login: Login) -> Login | None:
         """What holds now for a client that this method let in; None when it must go."""
         return login

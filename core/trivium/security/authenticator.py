@@ -86,6 +86,11 @@ class Authenticator:
             self._ended(attempt, REFUSED, done)
             return
         chain = self._chain_of(attempt)
+        login = self._recognised(chain, attempt)
+        if login is not None and attempt.renews in (None, login.identity.name):
+            # No count is cleared: it tells nothing of who guesses passwords.
+            self._answer(attempt, login, done)
+            return
         self._decide(attempt, lambda decided: self._ask(chain, 0, attempt, decided), done)
 
     def exchange(self, name: str, attempt: Attempt) -> Exchange | None:
@@ -186,6 +191,24 @@ class Authenticator:
         if attempt.only is None:
             return chain
         return tuple(name for name in chain if name == attempt.only)
+
+    def _recognised(self, chain: tuple[str, ...], attempt: Attempt) -> Login | None:
+        """Who shows what nobody can guess, a token, key or certificate, and needs no turn: others
+        who fail behind its address do not keep it out. None: it takes its turn, and is told then
+        what it shows is worth, so that a wrong one waits.
+        """
+        now = self._clock.now()
+        if attempt.shows_nothing or not self._failures.may_look(attempt, now):
+            return None
+        for name in chain:
+            verdict = self._methods[name].recognise(attempt)
+            if verdict is None:
+                return None
+            if verdict.is_known:
+                if verdict.login is None:
+                    self._failures.looked(attempt, now)
+                return verdict.login
+        return None
 
     def _decide(self, attempt: Attempt, ask: Callable[[Decided], None], done: Done) -> None:
         """Have `ask` decide when it is the attempt's turn."""

@@ -23,22 +23,21 @@ class Certificates(Method):
         self._users = users
 
     def check(self, attempt: Attempt, decided: Decided) -> None:
+        decided(self.recognise(attempt))
+
+    def recognise(self, attempt: Attempt) -> Verdict:
         owner = attempt.certificate_user
         if attempt.is_certificate_ambiguous and not attempt.password:
-            decided(Verdict(reason=AMBIGUOUS))
-            return
+            return Verdict(reason=AMBIGUOUS)
         if not owner or attempt.password:
-            decided(UNKNOWN)
-            return
+            return UNKNOWN
         if attempt.username not in (None, "", owner):
-            decided(REFUSED)
-            return
+            return REFUSED
         try:
             check_name(owner)
         except PreconditionFailed:
-            decided(REFUSED)
-            return
-        decided(Verdict(self._login(owner)))
+            return REFUSED
+        return Verdict(self._login(owner))
 
     def current(self, login: Login) -> Login | None:
         found = self._login(login.key)

@@ -20,6 +20,11 @@ MAX_COUNTS: Final = 10_000
 #: milliseconds that the first failure costs which is not free; each further one costs twice that
 FIRST_WAIT_MS: Final = 250
 
+#: tokens and keys of one address that are looked at within a second before their turn and are
+#: wrong: each takes some 0.1 ms; beyond them it is looked at in its turn
+MAX_LOOKS: Final = 100
+LOOKS_MS: Final = 1000
+
 #: failures that cost nothing, and the longest wait in milliseconds: it is within the time that a
 #: client has to authenticate
 BY_BOTH: Final = (3, 8_000)
@@ -85,6 +90,23 @@ class Failures:
         self._by_both = Counts(*BY_BOTH)
         self._by_address = Counts(*BY_ADDRESS)
         self._by_user = Counts(*BY_USER)
+        # By address, since when and how many.
+        self._looks: OrderedDict[bytes, tuple[int, int]] = OrderedDict()
+
+    def may_look(self, attempt: Attempt, now: int) -> bool:
+        """Whether what an attempt shows may be looked at before its turn."""
+        since, count = self._looks.get(_digest(attempt.source), (now, 0))
+        return count < MAX_LOOKS or now - since >= LOOKS_MS
+
+    def looked(self, attempt: Attempt, now: int) -> None:
+        """It was, and is wrong."""
+        key = _digest(attempt.source)
+        since, count = self._looks.pop(key, (now, 0))
+        if now - since >= LOOKS_MS:
+            since, count = now, 0
+        self._looks[key] = (since, count + 1)
+        if len(self._looks) > MAX_COUNTS:
+            self._looks.popitem(last=False)
 
     def at_once(self, name: str, now: int) -> int:
         """How many attempts of a name of ``both`` may be looked at together."""

@@ -89,6 +89,10 @@ class PasswordMethod(Method):
         """The user of this name."""
         raise NotImplementedError
 
+    def recognise(self, attempt: Attempt) -> Verdict | None:
+        # Nobody has no name. What a name stands beside is a password, which can be guessed.
+        return None if attempt.username else UNKNOWN
+
     def check(self, attempt: Attempt, decided: Decided) -> None:
         user = None if attempt.username is None else self.find(attempt.username)
         if user is None:

@@ -117,27 +117,38 @@ class Tokens(Method):
         if self._rules.jwks_url and is_due and self._waiting is None:
             self._refresh()
 
-    def check(self, attempt: Attempt, decided: Decided) -> None:
+    def recognise(self, attempt: Attempt) -> Verdict | None:
         token = attempt.password
         if _FORM.fullmatch(token) is None:
-            decided(UNKNOWN)
-            return
+            return UNKNOWN
+        named = self._named(token)
+        if named is None:
+            return REFUSED
+        keys = usable([*self._files.content, *self._fetched], *named)
+        return self._judge(token, keys) if keys or not self._may_refresh() else None
+
+    def _named(self, token: bytes) -> tuple[str, str | None] | None:
+        """The algorithm and the number of the key that a token names; None: it is refused."""
         try:
             header = self._jwt.get_unverified_header(token)
         except self._jwt.PyJWTError:
-            decided(REFUSED)
-            return
-        algorithm, number = header.get("alg"), header.get("kid")
+            return None
+        algorithm = header.get("alg")
         if algorithm not in self._rules.algorithms or "crit" in header:
-            decided(REFUSED)
+            return None
+        return algorithm, header.get("kid")
+
+    def check(self, attempt: Attempt, decided: Decided) -> None:
+        verdict = self.recognise(attempt)
+        if verdict is not None:
+            decided(verdict)
             return
-        keys = usable([*self._files.content, *self._fetched], algorithm, number)
-        if keys or not self._may_refresh():
-            decided(self._judge(token, keys))
-            return
+        token = attempt.password
+        named = self._named(token)
+        assert named is not None, "it names a key that is not there yet"
 
         def go_on() -> None:
-            decided(self._judge(token, usable(self._fetched, algorithm, number)))
+            decided(self._judge(token, usable(self._fetched, *named)))
 
         if self._waiting is None:
             self._refresh()
