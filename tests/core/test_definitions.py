@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from tests.support.rest import authorization
 from tests.support.rest import serve as serve_here
 from tests.support.verbs import Commands, Running, running
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, definitions
@@ -216,3 +217,16 @@ async def test_notes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         _, found = await site.ask("POST", "definitions?skip=true", json=STRANGE)
         assert len(found["passed_over"]) == 3
         assert found["passed_over"][-1] == "and 4 more"
+
+
+@pytest.mark.parametrize(("kind", "status"), [("topic", 204), ("fanout", 400)])
+async def test_a_predeclared_exchange_is_imported_as_it_is_or_refused(
+    tmp_path: Path, kind: str, status: int
+) -> None:
+    trace = {"name": "amq.rabbitmq.trace", "vhost": "/", "type": kind, "durable": True}
+    trace |= {"auto_delete": False, "internal": True, "arguments": {}}
+    body = {"exchanges": [{**trace, "name": "amq.not.here"}, trace]}
+    async with serve_here(tmp_path) as site:
+        url = f"http://{site.broker.listeners['http']}/api/definitions"
+        async with site.client.post(url, json=body, headers=authorization("root")) as answer:
+            assert answer.status == status

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from trivium.common.values import HeaderValue
     from trivium.management.state import ManagementState
     from trivium.routing.exchanges import Declarer
+    from trivium.runtime.adapter import Connection
     from trivium.runtime.broker import Broker
     from trivium.security.identity import Identity
     from trivium.security.permissions import Access
@@ -110,6 +111,15 @@ class Call:
             text = f"what user '{user}' has is ended by that user or an administrator"
             self.broker.permissions.denied(f"HTTP API: {text}", self.identity)
             raise AccessRefused(text)
+
+    def end(self, connection: Connection, reason: str) -> None:
+        """Close a client's connection, for a reason that it is told. Raises AccessRefused."""
+        name = connection.identity.name
+        self.require_own(name)
+        connection.managed().close(reason)
+        self.broker.events.tell(
+            "connection.ended", connection=connection.peer.address, owner=name, why=reason
+        )
 
     def may_see(self, vhost: str) -> bool:
         """Whether the caller may see what is in a virtual host."""

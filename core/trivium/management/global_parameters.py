@@ -30,6 +30,7 @@ class GlobalParameters:
 
     def __init__(self, broker: Broker) -> None:
         self._table = broker.storage.table("global-parameters")
+        self._events = broker.events
 
     def all(self) -> Iterator[tuple[str, object]]:
         """All, by name."""
@@ -55,12 +56,14 @@ class GlobalParameters:
         if is_new and len(self._table) >= MAX_PARAMETERS:
             raise LimitExceeded(f"there are {MAX_PARAMETERS} global parameters")
         self._table.put(key, row)
+        self._events.tell("global-parameter.set", parameter=name)
         return is_new
 
     def delete(self, name: str) -> None:
         """Remove one. Raises NotFound."""
         self.get(name)
         self._table.delete(name.encode())
+        self._events.tell("global-parameter.deleted", parameter=name)
 
     @property
     def cluster_name(self) -> str:

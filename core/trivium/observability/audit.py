@@ -22,18 +22,21 @@ from trivium.errors import ConfigError
 
 #: What ``[audit] events`` names, and the beginnings of the events' names.
 KINDS: Final[dict[str, tuple[str, ...]]] = {
-    "logins": ("user.authentication.", "user.session."),
+    "logins": (
+        *("user.authentication.", "user.session."),
+        *("connection.ended", "session.ended"),
+    ),
     "refusals": (
         *("user.authentication.failure", "user.authentication.slowed"),
         "permission.denied",
     ),
     "users": (
         *("user.created", "user.deleted", "user.password.", "user.tags.", "user.vhost."),
-        "user.key.",
+        *("user.limits.", "user.key."),
     ),
     "permissions": ("permission.set", "permission.deleted", "role."),
     "topology": ("vhost.", "exchange.", "queue.", "stream.", "binding.", "group."),
-    "policies": ("policy.", "operator-policy."),
+    "policies": ("policy.", "operator-policy.", "global-parameter."),
 }
 #: Events that clients can cause as often as they like without any right.
 REFUSALS: Final = (

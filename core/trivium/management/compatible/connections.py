@@ -84,8 +84,7 @@ def get_one(call: Call) -> ApiAnswer:
 def close(call: Call) -> ApiAnswer:
     """Close one; the request says why."""
     found = _found(call)
-    call.require_own(found.identity.name)
-    found.managed().close(_reason(call))
+    call.end(found, _reason(call))
     return ApiAnswer(204)
 
 
@@ -95,7 +94,7 @@ def close_of_user(call: Call) -> ApiAnswer:
     reason = _reason(call)
     for connection in _seen(call):
         if connection is not None:
-            connection.managed().close(reason)
+            call.end(connection, reason)
     return ApiAnswer(204)
 
 

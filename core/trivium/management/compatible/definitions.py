@@ -453,7 +453,7 @@ class Import(Timed):
     def _exchange(self, entry: Mapping[str, object]) -> None:
         vhost = self._place(entry)
         name = text_of(entry, "name")
-        if _is_predeclared(name):
+        if _is_predeclared(name) and (not name or name not in vhost.exchanges):
             return
         declare_exchange(
             vhost,

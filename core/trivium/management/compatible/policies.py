@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final
 
-from trivium.errors import NotFound
+from trivium.errors import AccessRefused, NotFound
 from trivium.management.calls import NOT_FOUND, BadRequest, Call
 from trivium.management.endpoints import (
     ADMINISTRATORS,
@@ -17,12 +17,13 @@ from trivium.management.endpoints import (
     Endpoint,
     Handler,
 )
-from trivium.management.global_parameters import GlobalParameters
+from trivium.management.global_parameters import CLUSTER_NAME, GlobalParameters
 from trivium.management.limits import set_vhost_limits
 from trivium.management.listing import Listing
 from trivium.management.policies import OF_OPERATORS, USUAL, PolicyKind
 from trivium.management.values import number_of, shown_table, table_of, text_of
 from trivium.observability.api import ApiAnswer
+from trivium.security.identity import ADMINISTRATOR
 from trivium.vhost.policies import Policy
 
 if TYPE_CHECKING:
@@ -180,16 +181,25 @@ def get_global(call: Call) -> ApiAnswer:
     return ApiAnswer(200, {"name": name, "value": GlobalParameters(call.broker).get(name)})
 
 
+def _require_for(call: Call) -> None:
+    """Raise AccessRefused unless the caller may change the parameter, as by every other path: the
+    broker's name is for administrators (``cluster-name``)."""
+    if call.names["name"] == CLUSTER_NAME and ADMINISTRATOR not in call.identity.tags:
+        raise AccessRefused("Not administrator user")
+
+
 def put_global(call: Call) -> None:
     """Set one of them."""
     if "value" not in call.body:
         raise BadRequest("[{key_missing,value}]")
+    _require_for(call)
     is_new = GlobalParameters(call.broker).set(call.names["name"], call.body["value"])
     call.created(is_new)
 
 
 def delete_global(call: Call) -> None:
     """Remove one of them."""
+    _require_for(call)
     GlobalParameters(call.broker).delete(call.names["name"])
     call.gone()
 

@@ -176,8 +176,7 @@ def show(call: Call) -> ApiAnswer:
 def close(call: Call) -> ApiAnswer:
     """Close one; the header ``X-Reason`` says why."""
     found = _found(call)
-    call.require_own(found.identity.name)
-    found.managed().close(call.request.reason or "closed by an operator")
+    call.end(found, call.request.reason or "closed by an operator")
     return ApiAnswer(204)
 
 

@@ -119,6 +119,7 @@ def end(call: Call) -> None:
     adapter, about = _found(call)
     call.require_own(about.user)
     adapter.end_session(call.vhost, about.client_id)
+    call.vhost.tell("session.ended", session=about.client_id, owner=about.user)
     call.gone()
 
 
