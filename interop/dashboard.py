@@ -84,6 +84,34 @@ class Dashboard:
         self.page.run(f"void (location.hash = {json.dumps('#/' + path)})")
         self.page.wait(waits_for)
 
+    def fill(self, **values: str) -> None:
+        """Put values into the fields of the window that is open, or of the page."""
+        for name, value in values.items():
+            self.page.run(
+                "(() => { const place = document.querySelector('dialog') ?? document;"
+                f" const field = place.querySelector('[name={name}]');"
+                f" field.value = {json.dumps(value)};"
+                " field.dispatchEvent(new Event('input', { bubbles: true }));"
+                " field.dispatchEvent(new Event('change', { bubbles: true })); })()"
+            )
+
+    def press(self, text: str, within: str = "main") -> None:
+        """Press the button of this text, in the window that is open or a part of the page."""
+        place = (
+            f"(document.querySelector('dialog') ?? document.querySelector({json.dumps(within)}))"
+        )
+        found = (
+            f"[...{place}.querySelectorAll('button, a.button')].find("
+            f"(each) => each.textContent === {json.dumps(text)} && !each.disabled)"
+        )
+        self.page.wait(found)
+        self.page.run(f"{found}.click()")
+
+    def wait_for_text(self, text: str, within: str = "main") -> None:
+        """Wait until a text stands there."""
+        place = f"document.querySelector({json.dumps(within)})"
+        self.page.wait(f"{place}.textContent.includes({json.dumps(text)})")
+
     def check(self, name: str) -> None:
         """Look at the page in light, dark and on a phone; nothing may be wrong with any of it."""
         tab = self.page

@@ -476,6 +476,9 @@ async def test_a_user_is_made_given_permissions_keys_and_limits_and_deleted(
         patterns = {"configure": "", "write": "^a", "read": ".*"}
         path = "users/new/permissions/%2F"
         assert await site.ask("PUT", path, json=patterns) == (201, None)
+        for query, count in (("user=new", 1), ("user=new&vhost=%2F", 1), ("user=new&vhost=x", 0)):
+            _, found = await site.ask("GET", f"permissions?{query}")
+            assert len(found["items"]) == count
         _, found = await site.ask("GET", "permissions?name=new")
         assert {"user": "new", "vhost": "/", **patterns} in found["items"]
         assert await site.ask("DELETE", path) == (204, None)
@@ -483,7 +486,8 @@ async def test_a_user_is_made_given_permissions_keys_and_limits_and_deleted(
         path = "users/new/topic-permissions/%2F/amq.topic"
         topics = {"write": "^a", "read": "^b"}
         assert await site.ask("PUT", path, json=topics) == (201, None)
-        _, found = await site.ask("GET", "topic-permissions")
+        assert (await site.ask("GET", "topic-permissions?user=x"))[1]["items"] == []
+        _, found = await site.ask("GET", "topic-permissions?user=new&vhost=%2F")
         assert found["items"] == [{"user": "new", "vhost": "/", "exchange": "amq.topic", **topics}]
         assert await site.ask("DELETE", path) == (204, None)
         status, made = await site.ask("POST", "users/new/keys", json={"scopes": ["read:*/*"]})

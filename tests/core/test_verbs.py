@@ -27,7 +27,9 @@ MARKUP = "<script>alert(1)</script>&[bold]x[/bold]"
 TAKES_AWAY = {"delete", "purge", "close", "reset", "clear", "revoke"}
 NAMES = [MARKUP, "größe/日本 %2F?#", "a b\tc", "..", "\x1b[31mred", "-"]
 #: Operations that are no verbs: of the broker as a whole, and what comes as messages, or as pages.
-NO_VERBS = re.compile("browser_|definitions_|general_|gateway_|live_")
+NO_VERBS = re.compile(
+    "browser_|browsing_|definitions_|general_|gateway_|live_|retained_levels_|topics_"
+)
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Final
 from trivium.errors import PreconditionFailed
 from trivium.messages.delivery import DELAY_HEADER, DELIVERY_HEADER, delay_of, delivery_mode
 from trivium.messages.message import (
-    AT_LEAST_ONCE,
     AT_MOST_ONCE,
     PROTOCOL_NEUTRAL,
     Message,
@@ -37,8 +36,9 @@ def publish(
     key: bytes,
     properties: Properties,
     payload: bytes,
-    persistent: bool = False,
+    mode: int = AT_MOST_ONCE,
     priority: int = 0,
+    retain: bool = False,
 ) -> int:
     """Publish a message: what ``VirtualHost.publish`` says, UNROUTABLE or REJECTED among it.
 
@@ -52,14 +52,12 @@ def publish(
         bounds = f"{MAX_KEY_BYTES} bytes and {MAX_LEVELS} levels"
         raise PreconditionFailed(f"a routing key has at most {bounds}")
     source = vhost.exchange(exchange)
-    mode = AT_LEAST_ONCE if persistent else AT_MOST_ONCE
     wanted = properties.header(DELIVERY_HEADER)
     insists = wanted is not None
     if insists:
         mode = delivery_mode(wanted)
         if mode < 0:
             raise PreconditionFailed(f"'{DELIVERY_HEADER}' is no delivery mode")
-        persistent = mode != AT_MOST_ONCE
     delay = delay_of(properties.header(DELAY_HEADER) or 0)
     if delay < 0:
         raise PreconditionFailed(f"'{DELAY_HEADER}' is no time in milliseconds")
@@ -75,10 +73,10 @@ def publish(
         encode_neutral(properties),
         payload,
         mode,
-        persistent,
+        mode != AT_MOST_ONCE,
         now_ms,
         0 if properties.expiration is None else now_ms + properties.expiration,
-        False,
+        retain,
         priority,
         deliver_at=now_ms + delay if delay else 0,
         insists=insists,

@@ -131,11 +131,17 @@ class BindingView:
     vhost: str
     source: str
     destination: str
-    is_to_exchange: bool
+    #: ``exchange``, ``queue``, ``stream`` or ``session``
+    kind: str
     #: binding key, or an MQTT topic filter where ``is_filter``
     key: bytes
     is_filter: bool
     arguments: Mapping[str, HeaderValue]
+
+    @property
+    def is_to_exchange(self) -> bool:
+        """Whether it leads to an exchange."""
+        return self.kind == "exchange"
 
 
 def view_binding(vhost: VirtualHost, source: str, binding: Binding) -> BindingView | None:
@@ -147,16 +153,34 @@ def view_binding(vhost: VirtualHost, source: str, binding: Binding) -> BindingVi
         vhost=vhost.name,
         source=source,
         destination=target.name,
-        is_to_exchange=isinstance(target, ExchangeDestination),
+        kind=_kind(target),
         key=binding.pattern,
         is_filter=binding.is_filter,
         arguments=binding.arguments,
     )
 
 
+def _kind(target: Queue | Stream | ExchangeDestination) -> str:
+    if isinstance(target, ExchangeDestination):
+        return "exchange"
+    return "stream" if isinstance(target, Stream) else "queue"
+
+
+def view_subscription(vhost: VirtualHost, source: str, binding: Binding) -> BindingView | None:
+    """One to a session that has a queue; None for everything else."""
+    target = binding.destination
+    if isinstance(target, Queue | Stream | ExchangeDestination):
+        return None
+    # What it leads to is made of all its subscriptions to a topic.
+    if target.combine([binding]).target_queue() is None:
+        return None
+    return BindingView(vhost.name, source, target.name, "session", binding.pattern, True, {})
+
+
 def default_binding(vhost: VirtualHost, name: str) -> BindingView:
     """That of the default exchange to a queue or stream, which every one has."""
-    return BindingView(vhost.name, "", name, False, name.encode(), False, {})
+    kind = "stream" if name in vhost.streams else "queue"
+    return BindingView(vhost.name, "", name, kind, name.encode(), False, {})
 
 
 def queues_of(vhost: VirtualHost) -> Iterator[Queue | Stream]:

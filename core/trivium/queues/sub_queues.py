@@ -8,6 +8,7 @@ disk, not memory.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from heapq import heappop, heappush
 from typing import TYPE_CHECKING, Final
@@ -67,6 +68,10 @@ class QueueEntry:
 _NO_ENTRIES: Final[deque[QueueEntry]] = deque()
 _NONE_REQUEUED: Final[list[tuple[int, QueueEntry]]] = []
 _NONE_SETTLED: Final[list[tuple[int, int]]] = []
+
+
+def _offset_of(entry: QueueEntry) -> int:
+    return entry.offset
 
 
 class SubQueue:
@@ -218,6 +223,16 @@ class SubQueue:
         if ready and ready[0].write_batch <= self._storage.durable:
             return ready[0]
         return None
+
+    def look(self, first: int, most: int) -> tuple[list[QueueEntry], int]:
+        """Ready entries in memory from an offset on, in order, at most so many; and where those
+        begin that are ready and in the log alone, -1 where there are none. Takes nothing."""
+        found = [entry for offset, entry in self._requeued if offset >= first]
+        for entries in (self._ready, self._transient):
+            at = bisect_left(entries, first, key=_offset_of)
+            found += [entries[index] for index in range(at, min(at + most, len(entries)))]
+        found.sort(key=_offset_of)
+        return found[:most], self._spill_from if self._spilled else -1
 
     def pop(self) -> QueueEntry | None:
         """Take the entry that ``peek`` answers."""

@@ -20,7 +20,7 @@ from trivium.management.values import (
     table_of,
     text_of,
 )
-from trivium.messages.message import Properties
+from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium.observability.api import ApiAnswer
 from trivium.routing.exchanges import REJECTED, UNROUTABLE
 from trivium.security.permissions import READ
@@ -109,7 +109,7 @@ def post(call: Call) -> None:
         key,
         properties,
         payload,
-        number_of(given, "delivery_mode", 1) == 2,
+        AT_LEAST_ONCE if number_of(given, "delivery_mode", 1) == 2 else AT_MOST_ONCE,
         priority,
     )
     routed = result not in (REJECTED, UNROUTABLE)

@@ -10,6 +10,7 @@ from typing import Final
 
 from trivium.management.rest import (
     browser,
+    browsing,
     connections,
     definitions,
     exchanges,
@@ -22,8 +23,10 @@ from trivium.management.rest import (
     policies,
     queues,
     retained,
+    retained_levels,
     sessions,
     streams,
+    topics,
     users,
     vhosts,
 )
@@ -41,6 +44,7 @@ ENDPOINTS: Final[tuple[Operation, ...]] = (
     *groups.ENDPOINTS,
     *sessions.ENDPOINTS,
     *retained.ENDPOINTS,
+    *retained_levels.ENDPOINTS,
     *policies.ENDPOINTS,
     *connections.ENDPOINTS,
     *users.ENDPOINTS,
@@ -48,4 +52,6 @@ ENDPOINTS: Final[tuple[Operation, ...]] = (
     *gateway.ENDPOINTS,
     *gateway_feeds.ENDPOINTS,
     *gateway_members.ENDPOINTS,
+    *browsing.ENDPOINTS,
+    *topics.ENDPOINTS,
 )

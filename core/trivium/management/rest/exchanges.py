@@ -6,7 +6,7 @@ import base64
 import binascii
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from trivium.common.values import same
 from trivium.errors import NotFound
@@ -27,6 +27,7 @@ from trivium.management.views import (
     queues_of,
     view_binding,
     view_exchange,
+    view_subscription,
 )
 from trivium.observability.api import ApiAnswer
 from trivium.security.permissions import DEFAULT_EXCHANGE
@@ -86,6 +87,10 @@ class Binding:
     source: str
     destination: str
     destination_kind: _Kind
+    destination_type: Annotated[
+        Literal["exchange", "queue", "stream", "session"],
+        About(text="of a session `destination` is the client, for who watches"),
+    ]
     key: Annotated[str, About(text="what is no text is replaced; see `key_base64`")]
     key_base64: str
     is_filter: Annotated[bool, About(text="whether `key` is a topic filter of a session")]
@@ -174,7 +179,7 @@ def delete(call: Call) -> None:
     call.gone()
 
 
-def _bindings_in(vhost: VirtualHost) -> Iterator[BindingView]:
+def _bindings_in(call: Call, vhost: VirtualHost) -> Iterator[BindingView]:
     for exchange in list(vhost.exchanges.values()):
         if not exchange.name:
             for queue in queues_of(vhost):
@@ -182,16 +187,20 @@ def _bindings_in(vhost: VirtualHost) -> Iterator[BindingView]:
             continue
         for each in exchange.bindings():
             view = view_binding(vhost, exchange.name, each)
+            if view is None and call.watches:
+                view = view_subscription(vhost, exchange.name, each)
             if view is not None:
                 yield view
 
 
 def _view_binding(view: BindingView) -> Binding:
+    kind: Any = view.kind
     return Binding(
         vhost=view.vhost,
         source=view.source,
         destination=view.destination,
         destination_kind="exchange" if view.is_to_exchange else "queue",
+        destination_type=kind,
         key=view.key.decode(errors="replace"),
         key_base64=base64.b64encode(view.key).decode(),
         is_filter=view.is_filter,
@@ -204,7 +213,7 @@ def bindings(call: Call) -> ApiAnswer:
     source, destination = asked(call, _SOURCE, None), asked(call, _DESTINATION, None)
     if source is not None:
         source = _name(source)
-    every = (view for vhost in call.vhosts() for view in _bindings_in(vhost))
+    every = (view for vhost in call.vhosts() for view in _bindings_in(call, vhost))
     return listed(
         call,
         every,

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final, Literal, Protocol
 
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed
 from trivium.idempotence.deduplication import REQUEST, Settings, short_id
@@ -28,7 +28,8 @@ from trivium.management.rest.schema import About, Count, Name, Table, Time, show
 from trivium.management.stream_reading import Batches, PartitionRead, end_of, messages_in
 from trivium.management.values import encode, shown
 from trivium.messages.delivery import DELAY_HEADER, MAX_DELAY
-from trivium.messages.message import Properties
+from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
+from trivium.messages.topics import topic_of
 from trivium.messages.tracing import TRACEPARENT, TRACESTATE, parse_traceparent
 from trivium.observability.api import ApiAnswer, ApiRefused, refusal
 from trivium.routing.exchanges import REJECTED, UNROUTABLE
@@ -60,7 +61,7 @@ _KEYS: Final = Settings(True, "", MAX_KEYS, KEY_MS)
 
 _Text = Annotated[str | None, About(longest=255)]
 _Mode = Literal["at-most-once", "at-least-once", "exactly-once"]
-_Outcome = Literal["accepted", "unroutable", "rejected"]
+Outcome = Literal["accepted", "unroutable", "rejected"]
 _Wait = Annotated[int, About(text="milliseconds to wait for one", least=0, most=MAX_WAIT_MS)]
 
 
@@ -94,7 +95,7 @@ class Publications:
 class Published:
     """What became of the messages, once all is durable that must be."""
 
-    outcomes: Annotated[list[_Outcome], About(text="in their order; none where it was repeated")]
+    outcomes: Annotated[list[Outcome], About(text="in their order; none where it was repeated")]
     repeated: Annotated[bool, About(text="whether a request with this key was done before")]
 
 
@@ -157,6 +158,7 @@ class Record:
     payload: Annotated[str | None, About(text="null where it is no text, in UTF-8")]
     payload_base64: str
     content_type: str | None
+    properties: Annotated[Table, About(text="those that are set")]
     headers: Table
 
 
@@ -173,7 +175,7 @@ class Records:
 
 # Publishing
 
-_KEY: Final = Parameter(
+KEY: Final = Parameter(
     "Idempotency-Key",
     Annotated[str, About(longest=MAX_KEY)],
     "what is asked again with the same key, by the same user, is done once",
@@ -184,12 +186,13 @@ def publish_many(call: Call) -> None:
     """Publish messages; answered once they are as durable as their modes say."""
     exchange = _exchange(call)
     given = body_of(call, Publications).messages
-    made = [(each, _payload(each), _properties(call, each)) for each in given]
+    made = [(each, payload_of(each), _properties(call, each)) for each in given]
     keys = [each.key.encode() for each in given]
     for key in dict.fromkeys(keys):
         call.access.require_publish(exchange, key)
-    _publish(
+    publish_once(
         call,
+        call.names["exchange"],
         lambda: [
             _one(call, exchange, each, key, payload, properties)
             for key, (each, payload, properties) in zip(keys, made, strict=True)
@@ -218,8 +221,9 @@ def publish_raw(call: Call) -> None:
     key = given.key.encode()
     call.access.require_publish(exchange, key)
     properties = _properties(call, given)
-    _publish(
+    publish_once(
         call,
+        call.names["exchange"],
         lambda: [_one(call, exchange, given, key, payload, properties)],
         len(payload),
         1,
@@ -237,7 +241,21 @@ def _exchange(call: Call) -> Exchange:
     return exchange
 
 
-def _payload(each: Publication) -> bytes:
+class HasPayload(Protocol):
+    """What brings a payload in one of three ways, or none."""
+
+    @property
+    def payload(self) -> str | None: ...
+
+    @property
+    def payload_base64(self) -> str | None: ...
+
+    @property
+    def payload_json(self) -> object: ...
+
+
+def payload_of(each: HasPayload) -> bytes:
+    """The payload's bytes. Raises BadRequest."""
     if sum(one is not None for one in (each.payload, each.payload_base64, each.payload_json)) > 1:
         raise BadRequest("a message has one of 'payload', 'payload_base64', 'payload_json'")
     if each.payload_json is not None:
@@ -281,7 +299,7 @@ def _one(
     key: bytes,
     payload: bytes,
     properties: Properties,
-) -> _Outcome:
+) -> Outcome:
     result = publish(
         call.broker,
         call.vhost,
@@ -289,16 +307,23 @@ def _one(
         key,
         properties,
         payload,
-        each.mode != "at-most-once",
+        AT_MOST_ONCE if each.mode == "at-most-once" else AT_LEAST_ONCE,
         each.priority,
     )
+    return outcome_of(result)
+
+
+def outcome_of(result: int) -> Outcome:
+    """What became of a message, as what ``publish`` says."""
     return (
         "unroutable" if result == UNROUTABLE else "rejected" if result == REJECTED else "accepted"
     )
 
 
-def _publish(call: Call, work: Any, size: int, count: int) -> None:
-    """Do the work of a request that publishes, unless it was done before."""
+def publish_once(
+    call: Call, place: str, work: Callable[[], list[Outcome]], size: int, count: int
+) -> None:
+    """Do the work of a request that publishes to a place, unless it was done before."""
     if must_wait(call, count, size):
         return
     identity = call.request.idempotency_key.encode()
@@ -309,7 +334,7 @@ def _publish(call: Call, work: Any, size: int, count: int) -> None:
         raise BadRequest(f"'Idempotency-Key' has at most {MAX_KEY} bytes")
     if call.identity.is_anonymous:
         raise BadRequest("'Idempotency-Key' is for users")
-    identity = short_id(f"{call.names['exchange']}\0".encode() + identity)
+    identity = short_id(f"{place}\0".encode() + identity)
     window = call.vhost.deduplication.window(REQUEST, call.identity.name)
     if window.answer(identity) != REJECTED:
         # The first one is durable before this is answered.
@@ -404,6 +429,37 @@ def headers_of(properties: Properties) -> dict[str, object]:
     for name, value in properties.headers:
         found.setdefault(name, shown(value))
     return found
+
+
+#: Properties that are texts, and what they are called.
+_TEXTS: Final = {
+    "content_type": "content_type",
+    "content_encoding": "content_encoding",
+    "reply_to": "reply_to",
+    "message_id": "message_id",
+    "type": "type_",
+    "user_id": "user_id",
+    "app_id": "app_id",
+}
+
+
+def properties_of(properties: Properties) -> dict[str, object]:
+    """Properties as they are shown: those that are set."""
+    found: dict[str, object] = {
+        name: getattr(properties, attribute) for name, attribute in _TEXTS.items()
+    }
+    found |= {
+        "correlation_id": shown(properties.correlation_id),
+        "reply_to_topic": _topic(properties.reply_to_topic),
+        "key": shown(properties.key),
+        "timestamp": properties.timestamp,
+        "expiration_ms": properties.expiration,
+    }
+    return {name: value for name, value in found.items() if value is not None}
+
+
+def _topic(key: bytes | None) -> object:
+    return None if key is None else shown(topic_of(key) or key)
 
 
 def queued(entry: QueueEntry, token: str | None) -> QueuedMessage:
@@ -534,6 +590,7 @@ def recorded(offset: int, message: Message) -> Record:
         text,
         encoded,
         properties.content_type,
+        properties_of(properties),
         headers_of(properties),
     )
 
@@ -552,7 +609,7 @@ ENDPOINTS: Final = (
         result=Published,
         statuses=(202,),
         most_bytes=LARGE,
-        headers=(_KEY,),
+        headers=(KEY,),
         **_ANY,
     ),
     operation(
@@ -565,7 +622,7 @@ ENDPOINTS: Final = (
         most_bytes=LARGE,
         is_raw=True,
         query=(_ROUTING_KEY, _MODE, _TYPE),
-        headers=(_KEY,),
+        headers=(KEY,),
         **_ANY,
     ),
     operation(

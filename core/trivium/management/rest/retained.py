@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Final
 from trivium.errors import NotFound
 from trivium.management.endpoints import ENTERED
 from trivium.management.listing import Slices
+from trivium.management.rest.gateway import headers_of, properties_of
 from trivium.management.rest.operations import Parameter, answer, asked, operation
 from trivium.management.rest.schema import About, Count, Table, Time, shown_model
-from trivium.management.values import encode, shown
+from trivium.management.values import encode
 from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE
 from trivium.messages.topics import MAX_LEVELS, filter_pattern, key_of, topic_of
 from trivium.observability.api import ApiAnswer
@@ -29,7 +30,7 @@ from trivium.management.endpoints import BadRequest
 
 #: Topics of a part of the list, and steps of the walk between two looks at the clock.
 MOST: Final = 500
-_STEPS: Final = 100
+STEPS: Final = 100
 _MODES: Final = {AT_MOST_ONCE: "at-most-once", EXACTLY_ONCE: "exactly-once"}
 
 _FILTER: Final = Parameter(
@@ -40,7 +41,7 @@ _FILTER: Final = Parameter(
 _AFTER: Final = Parameter(
     "after", Annotated[str, About(longest=1024)], "only topics behind this one: `next` of a part"
 )
-_LIMIT: Final = Parameter("limit", Annotated[int, About(least=1, most=MOST)], "how many, 100")
+LIMIT: Final = Parameter("limit", Annotated[int, About(least=1, most=MOST)], "how many, 100")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +73,26 @@ class RetainedMessage:
     payload: Annotated[str | None, About(text="null where it is no text, in UTF-8")]
     payload_base64: str
     content_type: str | None
+    properties: Annotated[Table, About(text="those that are set")]
     headers: Table
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedLevel:
+    """What stands between two slashes, in topics of retained messages."""
+
+    level: str
+    topic: Annotated[str, About(text="up to this level")]
+    has_message: Annotated[bool, About(text="whether one is retained for this topic itself")]
+    has_levels: Annotated[bool, About(text="whether there are further ones below")]
+
+
+@dataclass(frozen=True, slots=True)
+class RetainedLevels:
+    """Some of them, in their order."""
+
+    items: list[RetainedLevel]
+    next: Annotated[str | None, About(text="what `after` is for those behind these; null: none")]
 
 
 def _mode_of(message: Message) -> str:
@@ -83,7 +103,7 @@ def list_all(call: Call) -> ApiAnswer:
     """Those of a filter that the caller may read."""
     wanted = asked(call, _FILTER, "#")
     after = asked(call, _AFTER, "")
-    return ApiAnswer(200, parts=_part(call, _pattern(wanted), after, asked(call, _LIMIT, 100)))
+    return ApiAnswer(200, parts=_part(call, _pattern(wanted), after, asked(call, LIMIT, 100)))
 
 
 def _pattern(wanted: str) -> list[bytes]:
@@ -104,7 +124,7 @@ def _part(call: Call, pattern: list[bytes], after: str, limit: int) -> Iterator[
     items: list[RetainedTopic] = []
     last: str | None = None
     while len(items) < limit and not walk.is_finished:
-        walk.advance(_STEPS)
+        walk.advance(STEPS)
         if walk.is_at_match:
             found = _seen(access, walk.key, walk.message)
             if found is not None:
@@ -154,7 +174,8 @@ def show(call: Call) -> ApiAnswer:
         text,
         base64.b64encode(payload).decode(),
         properties.content_type,
-        {name: shown(value) for name, value in properties.headers},
+        properties_of(properties),
+        headers_of(properties),
     )
     return answer(found)
 
@@ -179,7 +200,7 @@ ENDPOINTS: Final = (
         "Topics with a retained message",
         vhost=ENTERED,
         result=RetainedPart,
-        query=(_FILTER, _AFTER, _LIMIT),
+        query=(_FILTER, _AFTER, LIMIT),
     ),
     operation("GET", _ONE, show, "A retained message", vhost=ENTERED, result=RetainedMessage),
     operation("DELETE", _ONE, clear, "Clear it", vhost=ENTERED, statuses=(204,)),

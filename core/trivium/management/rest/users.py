@@ -20,7 +20,9 @@ from trivium.management.accounts import (
 from trivium.management.endpoints import ADMINISTRATORS, UNCHECKED
 from trivium.management.rest.operations import (
     CONDITIONS,
+    Parameter,
     answer,
+    asked,
     body_of,
     check_condition,
     listed,
@@ -359,13 +361,19 @@ def delete_key(call: Call) -> None:
 # Permissions
 
 
+_USER: Final = Parameter("user", Annotated[str, About(longest=255)], "only those of a user")
+_VHOST: Final = Parameter("vhost", Annotated[str, About(longest=255)], "only those in one, or *")
+
+
 def permissions(call: Call) -> ApiAnswer:
     """All of them."""
+    user, vhost = asked(call, _USER, None), asked(call, _VHOST, None)
     return listed(
         call,
         permissions_in(call.broker),
         lambda each: Permission(each[0], each[1], *each[2]),
         lambda each: (each[1], each[0]),
+        lambda each: user in (None, each[0]) and vhost in (None, each[1]),
     )
 
 
@@ -394,11 +402,13 @@ def _place(call: Call) -> str:
 
 def topic_permissions(call: Call) -> ApiAnswer:
     """All of them."""
+    user, vhost = asked(call, _USER, None), asked(call, _VHOST, None)
     return listed(
         call,
         topic_permissions_in(call.broker),
         lambda each: TopicPermission(each[0], each[1], each[2], *each[3]),
         lambda each: (each[1], each[2], each[0]),
+        lambda each: user in (None, each[0]) and vhost in (None, each[1]),
     )
 
 
@@ -557,7 +567,15 @@ ENDPOINTS: Final = (
         statuses=(201,),
         **_ADMIN,
     ),
-    operation("GET", "permissions", permissions, "Permissions", result=Permission, **_LIST),
+    operation(
+        "GET",
+        "permissions",
+        permissions,
+        "Permissions",
+        result=Permission,
+        query=(_USER, _VHOST),
+        **_LIST,
+    ),
     operation("PUT", _IN + "/{vhost}", put_permission, "Grant permissions", body=Patterns, **_PUT),
     operation("DELETE", _IN + "/{vhost}", delete_permission, "Take them back", **_DELETE),
     operation(
@@ -566,6 +584,7 @@ ENDPOINTS: Final = (
         topic_permissions,
         "Topic permissions",
         result=TopicPermission,
+        query=(_USER, _VHOST),
         **_LIST,
     ),
     operation(

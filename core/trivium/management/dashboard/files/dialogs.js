@@ -17,7 +17,7 @@ export function field(label, input, hint) {
 export function notify(text, isBad = false) {
   let place = document.getElementById("notices");
   if (!place) {
-    place = h("div", { id: "notices" });
+    place = h("section", { id: "notices", "aria-label": "Notices" });
     document.body.append(place);
   }
   const notice = h("div", { class: isBad ? "notice bad" : "notice", role: isBad ? "alert" : null }, h("span", {}, text));

@@ -1,8 +1,12 @@
 // Pieces that many pages have.
 
-import { h } from "./dom.js";
+import { get } from "./api.js";
+import { fail } from "./dialogs.js";
+import { h, replace } from "./dom.js";
 import { plain } from "./format.js";
 import { link } from "./router.js";
+
+let lists = 0;
 
 // Names and what they are: facts([["Type", "classic"], ...]); what is null is left out.
 export function facts(pairs) {
@@ -40,3 +44,37 @@ export function table(value) {
 }
 
 export const button = (text, onclick, kind = "") => h("button", { type: "button", class: kind || null, onclick }, text);
+
+// A link to a page that looks as a button does.
+export const leads = (text, ...parts) => h("a", { class: "button", href: link(...parts) }, text);
+
+// The heading of a column of buttons.
+export const actionsTitle = () => h("span", { class: "unseen" }, "Actions");
+
+// One of some values; `texts` says how they are called where that is something else.
+export const choice = (name, values, chosen, texts = {}) => h("select", { name },
+  values.map((value) => h("option", { value, selected: value === chosen }, texts[value] ?? value)));
+
+// Suggests names of what is in a list, at path(), while something is typed into an input.
+export function names(input, path) {
+  lists += 1;
+  const list = h("datalist", { id: `names-${lists}` });
+  let typing = 0;
+  const load = async () => {
+    const typed = input.value;
+    try {
+      const found = await get(path(), { name: typed, page_size: 20 });
+      if (input.value === typed) replace(list, found.items.map((item) => h("option", { value: item.name })));
+    } catch (error) {
+      fail(error);
+    }
+  };
+  input.setAttribute("list", list.id);
+  input.setAttribute("autocomplete", "off");
+  input.addEventListener("focus", load);
+  input.addEventListener("input", () => {
+    clearTimeout(typing);
+    typing = setTimeout(load, 250);
+  });
+  return list;
+}

@@ -7,10 +7,21 @@
 //   show    makes it: fills view.element (see makeView in app.js)
 
 import connections from "./connections.js";
+import exchanges from "./exchanges.js";
 import groups from "./groups.js";
+import messages from "./messages.js";
 import node from "./node.js";
 import overview from "./overview.js";
+import policies from "./policies.js";
+import publish from "./publish.js";
 import queues from "./queues.js";
+import retained from "./retained.js";
+import roles from "./roles.js";
+import sessions from "./sessions.js";
 import streams from "./streams.js";
+import users from "./users.js";
+import vhosts from "./vhosts.js";
 
-export const pages = [overview, node, queues, streams, groups, connections].flat();
+export const pages = [
+  overview, node, queues, streams, groups, exchanges, messages, publish, connections, sessions, retained, policies, vhosts, users, roles,
+].flat();

@@ -5,7 +5,7 @@ import { Chart } from "../chart.js";
 import { confirm, dialog, fail, field, notify, parsed } from "../dialogs.js";
 import { h, replace } from "../dom.js";
 import * as format from "../format.js";
-import { button, facts, figure, figures, named, section, table, tags } from "../parts.js";
+import { button, facts, figure, figures, leads, named, section, table, tags } from "../parts.js";
 import { go, link } from "../router.js";
 import { vhostField } from "../state.js";
 import { Rates, listTable, plainTable } from "../table.js";
@@ -79,7 +79,8 @@ function actions(vhost, name, changed) {
     notify(`The queue “${name}” is deleted.`);
     go("queues");
   }, name);
-  return h("div", { class: "buttons" }, button("Purge", purge, "danger"), button("Delete", remove, "danger"));
+  const places = [leads("Messages", "messages", { kind: "queue", vhost, name }), leads("Publish", "publish", { road: "exchange", vhost, key: name })];
+  return h("div", { class: "buttons" }, places, button("Purge", purge, "danger"), button("Delete", remove, "danger"));
 }
 
 const one = {

@@ -5,7 +5,7 @@ import { Chart } from "../chart.js";
 import { confirm, dialog, field, notify, parsed } from "../dialogs.js";
 import { h, replace } from "../dom.js";
 import * as format from "../format.js";
-import { button, facts, figure, figures, named, section, table, tag } from "../parts.js";
+import { button, facts, figure, figures, leads, named, section, table, tag } from "../parts.js";
 import { go, link } from "../router.js";
 import { vhostField } from "../state.js";
 import { Rates, listTable, plainTable } from "../table.js";
@@ -129,7 +129,8 @@ const one = {
       go("streams");
     }, name);
     replace(view.element, h("p", {}, h("a", { href: link("streams") }, "All streams")),
-      h("div", { class: "heading" }, h("h1", {}, "Stream ", name), h("div", { class: "buttons" }, button("Delete", remove, "danger"))),
+      h("div", { class: "heading" }, h("h1", {}, "Stream ", name), h("div", { class: "buttons" }, leads("Messages", "messages", { kind: "stream", vhost, name }),
+        leads("Publish", "publish", { road: "stream", vhost, stream: name }), button("Delete", remove, "danger"))),
       numbers, h("div", { class: "charts" }, moves.element, behind.element),
       section("Lag by group and partition", lags), section("Partitions", partitions), section("What it is", about));
     await Promise.all([view.every(2, load), view.every(2, loadLags)]);
