@@ -284,6 +284,17 @@ async def test_a_topic_keeps_what_is_retained_until_an_empty_message(tmp_path: P
         assert await tree(site) == []
 
 
+async def test_a_message_of_a_topic_has_the_trace_of_its_request(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        site.broker.vhost("/").declare_queue("q", durable=True)
+        await bind(site, "a")
+        trace = f"00-{'1' * 32}-{'2' * 16}-01"
+        headers = {"traceparent": trace}
+        assert (await site.ask("POST", TOPICS, json={"topic": "a"}, headers=headers))[0] == 202
+        (seen,) = (await look(site))["messages"]
+        assert seen["headers"] == {"traceparent": trace}
+
+
 async def test_a_topic_is_published_to_once_with_a_key(tmp_path: Path) -> None:
     async with serve(tmp_path) as site:
         queue = site.broker.vhost("/").declare_queue("q", durable=True)

@@ -284,12 +284,17 @@ def _properties(call: Call, each: Publication) -> Properties:
         found.headers.append((DELAY_HEADER, each.delay_ms))
     if each.mode == "exactly-once" and found.header("x-delivery") is None:
         found.headers.append(("x-delivery", each.mode))
+    pass_on_trace(call, found)
+    return found
+
+
+def pass_on_trace(call: Call, found: Properties) -> None:
+    """Have a message the trace of its request, unless it has one of its own."""
     given = call.request.traceparent
     if given and parse_traceparent(given) is not None and found.header(TRACEPARENT) is None:
         found.headers.append((TRACEPARENT, given))
         if call.request.tracestate:
             found.headers.append((TRACESTATE, call.request.tracestate))
-    return found
 
 
 def _one(

@@ -12,6 +12,7 @@ from trivium.management.rest.gateway import (
     Outcome,
     Published,
     outcome_of,
+    pass_on_trace,
     payload_of,
     publish_once,
 )
@@ -78,6 +79,7 @@ def publish_one(call: Call) -> None:
     call.access.require_topic(WRITE, RETAINING_EXCHANGE, key)
     payload = payload_of(given)
     properties = _properties(given)
+    pass_on_trace(call, properties)
 
     def work() -> list[Outcome]:
         result = publish(
