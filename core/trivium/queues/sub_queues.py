@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import deque
-from heapq import heappop, heappush
+from heapq import heappop, heappush, nsmallest
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64, mypyc_attr
@@ -227,7 +227,8 @@ class SubQueue:
     def look(self, first: int, most: int) -> tuple[list[QueueEntry], int]:
         """Ready entries in memory from an offset on, in order, at most so many; and where those
         begin that are ready and in the log alone, -1 where there are none. Takes nothing."""
-        found = [entry for offset, entry in self._requeued if offset >= first]
+        returned = [item for item in self._requeued if item[0] >= first]
+        found = [entry for _, entry in nsmallest(most, returned)]
         for entries in (self._ready, self._transient):
             at = bisect_left(entries, first, key=_offset_of)
             found += [entries[index] for index in range(at, min(at + most, len(entries)))]
