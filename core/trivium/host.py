@@ -67,6 +67,8 @@ class Host:
         #: what waits for some time (times are ``elapsed_ms``), and what for a time (``now_ms``)
         self.timeouts = Timers()
         self.dates = Timers()
+        #: how often somebody declared a queue or stream that there was, or was made
+        self.queues_declared = 0
         #: how much users, virtual hosts and listeners may have, and have
         self.quotas = Quotas(lambda: self.elapsed_ms)
         self.timings = Timings()

@@ -6,8 +6,10 @@ import asyncio
 import base64
 import contextlib
 import hashlib
+import itertools
 import json
 from collections.abc import AsyncIterator
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
 
@@ -17,7 +19,10 @@ import pytest
 from yarl import URL
 
 from tests.support.core import message
+from tests.support.server import Server
 from trivium.config import Config, Listen, StorageConfig, UserConfig
+from trivium.listen import ListenerConfig
+from trivium.management import listing
 from trivium.management.compatible import ENDPOINTS
 from trivium.management.endpoints import (
     ADMINISTRATORS,
@@ -29,9 +34,17 @@ from trivium.management.endpoints import (
     WATCHED,
     WATCHERS,
 )
+from trivium.management.management import Management
+from trivium.observability.api import ApiAnswer, ApiRequest
 from trivium.runtime.broker import Broker
+from trivium.security.granted import USER
+from trivium.security.identity import Identity
+from trivium.security.passwords import no_password
+from trivium.security.permissions import grants_of
 
 ALL = {"/": {"configure": ".*", "write": ".*", "read": ".*"}}
+#: The hash of nothing that anybody can show.
+STORED = no_password()
 TAGS = ("", "management", "policymaker", "monitoring", "administrator")
 #: A user for each tag, and one that may not enter ``/``.
 CONFIGURED = {
@@ -715,6 +728,7 @@ async def test_policies_of_operators_bound_others_and_are_parameters_too() -> No
             {
                 "name": "other",
                 "policy": "p",
+                "operator_policy": None,
                 "effective_policy_definition": {"max-length": 9},
             },
             {
@@ -982,3 +996,47 @@ async def test_a_large_document_is_imported_a_part_at_a_time() -> None:
         assert importing.result() == (204, None)
         assert len(counts) > 3
         assert (await site.get("queues?page=30&page_size=100"))["item_count"] == 100
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("users", "users/without-permissions", "permissions", "topic-permissions", "user-limits"),
+        *("v1/users?page_size=500", "v1/permissions", "v1/topic-permissions", "definitions"),
+    ],
+)
+def test_users_and_what_they_may_are_told_in_parts(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a clock that jumps at each look: nothing of the work is done in one go."""
+    count = 600
+    server = Server()
+    broker = server.broker
+    topics = {"/": {"amq.topic": {"write": "w", "read": "r"}}}
+    grants = grants_of({"/": {"configure": "c", "write": "w", "read": "r"}}, topics, [], [])
+    for number in range(count):
+        name = f"user {number}"
+        broker.users.add(name, STORED, ["management"])
+        if "without" not in path:
+            broker.authentication.granted.set(USER, name, grants)
+        if path == "user-limits":
+            broker.logins.limits.set(name, {"max-channels": 3})
+    now = itertools.count(0, listing.SLICE_SECONDS)
+    monkeypatch.setattr(listing, "time", SimpleNamespace(monotonic=lambda: next(now)))
+    answers: list[ApiAnswer] = []
+    place, _, query = path.partition("?")
+    request = ApiRequest(
+        method="GET",
+        path=tuple(place.split("/")),
+        query=dict(pair.split("=") for pair in query.split("&") if pair),
+        body=None,
+        identity=Identity("root", frozenset(("administrator",))),
+        address="",
+        listener=ListenerConfig(protocol="http", address="127.0.0.1:0"),
+    )
+    Management(broker, lambda work: work()).ask(request, answers.append)
+    parts = list(answers[0].parts or ())
+    # Of pages the first one, where the user of the configuration is too.
+    assert b"".join(parts).count(b"user ") >= 99
+    # At each look at the clock others are served.
+    assert len(parts) > count // listing.STEP

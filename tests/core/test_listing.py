@@ -13,7 +13,7 @@ from trivium.listen import ListenerConfig
 from trivium.management import listing
 from trivium.management.calls import Call
 from trivium.management.endpoints import Endpoint
-from trivium.management.listing import Listing
+from trivium.management.listing import Listing, chosen, columns_of, only_columns
 from trivium.management.state import ManagementState
 from trivium.observability.api import ApiAnswer, ApiRefused, ApiRequest
 from trivium.security.identity import Identity
@@ -145,6 +145,7 @@ def test_a_regular_expression_that_takes_long_is_refused(pattern: str) -> None:
 def test_columns_are_chosen_and_what_is_missing_is_left_out() -> None:
     found = answer_of(["ab"], columns="name,of.deep.rate,of.none,size.x,nothing")
     assert found == [{"name": "ab", "of": {"deep": {"rate": -2}}}]
+    assert answer_of(["ab"], columns="of.none") == [{"of": {}}]
     assert answer_of(["ab"], columns="of.deep,of.deep.rate") == [{"of": {"deep": {"rate": -2}}}]
 
 
@@ -195,6 +196,28 @@ def test_others_are_served_while_items_are_looked_for_in_vain(
     parts = list(found.parts or ())
     assert names_of(json.loads(b"".join(parts))) == ["found"]
     assert parts.count(b"") >= 1000 // listing.STEP // 10
+
+
+def test_a_column_that_is_null_is_there() -> None:
+    found: dict[str, object] = {"none": None, "of": {"none": None}}
+    assert chosen(found, columns_of({"columns": "none,of.none,missing"})) == found
+    assert only_columns(call_with({"columns": "none"}), found) == {"none": None}
+    assert only_columns(call_with({}), found) == found
+
+
+def test_names_are_put_in_order_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Clock:
+        now = 0.0
+
+        def monotonic(self) -> float:
+            self.now += listing.SLICE_SECONDS
+            return self.now
+
+    monkeypatch.setattr(listing, "time", Clock())
+    names = [f"n{number}" for number in range(3 * listing.RUN)]
+    found = list(listing.ordered(names))
+    assert [name for name in found if name is not None] == sorted(names)
+    assert found.count(None) == 3 + -(-len(names) // listing.STEP)
 
 
 def test_what_has_gone_meanwhile_is_left_out() -> None:

@@ -72,7 +72,15 @@ async def serve(directory: Path, **keys: Any) -> AsyncIterator[Site]:
         yield Site(broker, client)
 
 
+#: What is in a virtual host where nothing has happened, and what its clients did.
+EMPTY: dict[str, Any] = {
+    "cluster_state": {"trivium@localhost": "running"},
+    **dict.fromkeys(("messages", "messages_ready", "messages_unacknowledged"), 0),
+    **dict.fromkeys(("recv_oct", "send_oct"), 0),
+}
+EMPTY |= {f"{name}_details": {"rate": 0.0} for name in EMPTY if name != "cluster_state"}
 FARM = {
+    **EMPTY,
     "name": "farm",
     "description": "d",
     "tags": ["a", "b"],
@@ -82,6 +90,7 @@ FARM = {
     "tracing": False,
 }
 ROOT = {
+    **EMPTY,
     "name": "/",
     "description": "",
     "tags": [],

@@ -7,7 +7,7 @@ import pytest
 from trivium.errors import PreconditionFailed
 from trivium.messages.message import AT_MOST_ONCE, HeaderValue
 from trivium.queues.arguments import MAX_MILLISECONDS, check_queue_arguments
-from trivium.queues.settings import REJECT_PUBLISH, settings_of
+from trivium.queues.settings import REJECT_PUBLISH, settings_of, stricter
 
 
 @pytest.mark.parametrize(
@@ -91,3 +91,15 @@ def test_quorum_queues_have_a_delivery_limit_by_default() -> None:
 def test_delivery_mode_and_defaults() -> None:
     found = settings_of({}, {"delivery": "at-most-once"})
     assert (found.delivery, found.retry_delay_max) == (AT_MOST_ONCE, MAX_MILLISECONDS)
+
+
+def test_no_consumer_timeout_loses_against_a_limit() -> None:
+    """0 is none: any other holds, whichever says it."""
+    for own, given in ((0, 500), (500, 0), (500, 900), (900, 500)):
+        found = settings_of({"x-consumer-timeout": own}, {"consumer-timeout": given})
+        assert found.consumer_timeout == 500
+    assert settings_of({"x-consumer-timeout": 0}, {"consumer-timeout": 0}).consumer_timeout == 0
+    # Elsewhere 0 is the strictest limit that there is.
+    for key in ("message-ttl", "max-length", "max-length-bytes", "delivery-limit"):
+        assert stricter(key, 0, 500) == stricter(key, 500, 0) == 0
+    assert stricter("delivery-limit", -1, 500) == 500

@@ -11,8 +11,10 @@ import pytest
 
 from tests.support.rest import Site, filled, serve
 from trivium.config import AuthConfig
+from trivium.management.publishing import publish as publish_neutral
 from trivium.management.rest import ENDPOINTS, gateway
 from trivium.management.stream_reading import PartitionRead
+from trivium.messages.message import Properties
 from trivium.security.passwords import hash_password
 from trivium.security.permissions import grants_of
 
@@ -20,9 +22,15 @@ EXCHANGES = "vhosts/%2F/exchanges"
 LEASES = "vhosts/%2F/queues/q/leases"
 
 
-async def publish(site: Site, *messages: dict[str, Any], user: str = "root", **options: Any) -> Any:
+async def publish(
+    site: Site,
+    *messages: dict[str, Any],
+    user: str = "root",
+    vhost: str = "%2F",
+    **options: Any,
+) -> Any:
     """Publish by the default exchange."""
-    path = f"{EXCHANGES}/amq.default/messages"
+    path = f"vhosts/{vhost}/exchanges/amq.default/messages"
     return await site.ask("POST", path, user, json={"messages": list(messages)}, **options)
 
 
@@ -71,6 +79,59 @@ async def test_what_is_published_is_there_after_a_restart_and_unroutable_is_said
             "m",
         )
         assert (third["payload"], third["content_type"]) == ('{"a": [1, "ü"]}', "application/json")
+
+
+async def test_a_message_is_shown_with_all_that_its_publisher_says(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        vhost = site.broker.vhost("/")
+        vhost.declare_queue("q", durable=True)
+        vhost.declare_stream("s")
+        properties = Properties(
+            content_type="text/plain",
+            content_encoding="identity",
+            correlation_id=b"c",
+            reply_to="answers",
+            reply_to_topic=b"a.b",
+            expiration=60_000,
+            message_id="m",
+            timestamp=5,
+            type_="kind",
+            user_id="root",
+            app_id="app",
+            headers=[("h", 1)],
+        )
+        for key in (b"q", b"s"):
+            publish_neutral(site.broker, vhost, "", key, properties, b"x", True, 7)
+        (lent,) = await lend(site)
+        path = "vhosts/%2F/streams/s/partitions/0/records?wait_ms=10000"
+        (record,) = (await site.ask("GET", path))[1]["records"]
+        queued = (lent, ("lease", "redelivered", "message_id"), "q")
+        for found, own, queue in (queued, (record, ("offset",), "s")):
+            for name in (*own, "published_at"):
+                assert found.pop(name) is not None
+            assert found == {
+                "exchange": "",
+                "key": queue,
+                "payload": "x",
+                "payload_base64": "eA==",
+                "mode": "at-least-once",
+                "priority": 7,
+                "content_type": "text/plain",
+                "properties": {
+                    "content_type": "text/plain",
+                    "content_encoding": "identity",
+                    "message_id": "m",
+                    "correlation_id": "c",
+                    "reply_to": "answers",
+                    "reply_to_topic": "a/b",
+                    "expiration_ms": 60_000,
+                    "timestamp": 5,
+                    "type": "kind",
+                    "user_id": "root",
+                    "app_id": "app",
+                },
+                "headers": {"h": 1},
+            }
 
 
 async def test_a_body_is_published_as_it_is(tmp_path: Path) -> None:
@@ -304,7 +365,14 @@ async def test_clients_without_credentials_come_where_the_listener_admits_them(
         headers = {"Idempotency-Key": "k"}
         assert (await publish(site, {"key": "q"}, user="", headers=headers))[0] == 400
         assert len(await lend(site, "")) == 1
+        told: list[tuple[str, object]] = []
+        site.broker.events.listen(lambda event, about: told.append((event, about.get("user"))))
         assert (await site.ask("GET", "queues", ""))[0] == 401
+        # Nobody has come in there.
+        assert told == [("user.authentication.failure", None)]
+        status, found = await publish(site, {}, vhost="none")
+        assert (status, found["detail"]) == (404, "no virtual host 'none'")
+        assert (await site.ask("GET", "vhosts/none/queues"))[1]["detail"] == found["detail"]
     async with serve(tmp_path, auth=AuthConfig(anonymous="never")) as site:
         assert (await publish(site, {"key": "q"}, user=""))[0] == 401
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+from datetime import datetime
 from typing import Any
 
 import pytest
+from pamqp.commands import Queue
 
 from tests.support.amqp import Client, Server
 from trivium.listen import ListenerConfig
@@ -13,6 +15,21 @@ from trivium.management.management import Management
 from trivium.management.sampling import IDLE_MS
 from trivium.observability.api import ApiAnswer, ApiRequest
 from trivium.security.identity import Identity
+
+#: What two clients did: of three messages one led nowhere, one was got, and one is there.
+COUNTED = {
+    "publish": 3,
+    "deliver_get": 1,
+    "get_no_ack": 1,
+    "get": 0,
+    "get_empty": 1,
+    "deliver": 0,
+    "ack": 0,
+    "confirm": 0,
+    "drop_unroutable": 1,
+    "return_unroutable": 0,
+    "redeliver": 0,
+}
 
 
 class Site:
@@ -130,3 +147,70 @@ def test_it_ends_when_nobody_asks_any_more_and_forgets_what_is_gone() -> None:
     site.publish(5)
     site.server.advance(5)
     assert site.queue()["messages_details"]["rate"] == 1.0
+
+
+def test_what_does_not_move_any_more_says_since_when() -> None:
+    site = Site()
+    unused = site.queue()["idle_since"]
+    site.server.advance(5)
+    # Nobody has used it since it was declared.
+    assert site.queue()["idle_since"] == unused
+    site.publish(1)
+    assert "idle_since" not in site.queue()
+    site.server.advance(6)
+    site.publish(1)
+    site.server.advance(6)
+    moved = site.server.broker.now_ms
+    # The last look has seen it move.
+    assert "idle_since" not in site.queue()
+    assert "idle_since" not in site.get("channels")[0]
+    site.server.advance(20)
+    for found in (site.queue(), site.get("channels")[0]):
+        at = datetime.fromisoformat(found["idle_since"]).timestamp() * 1000
+        assert unused < found["idle_since"]
+        assert 0 <= moved - at <= 6000
+
+
+def test_the_broker_and_virtual_hosts_sum_up_what_their_clients_did() -> None:
+    site = Site()
+    other = site.server.open()
+    site.client.publish("q")
+    assert site.client.get("q") is not None
+    assert site.client.get("q") is None
+    site.client.publish("nobody")
+    other.publish("q")
+    other.lose()
+    (vhost,) = [found for found in site.get("vhosts") if found["name"] == "/"]
+    for stats in (site.get("overview")["message_stats"], vhost["message_stats"]):
+        assert {name: stats[name] for name in COUNTED} == COUNTED
+    assert site.queue()["message_stats"]["get_empty"] == 1
+    (channel,) = site.get("channels")
+    assert (channel["message_stats"]["publish"], channel["message_stats"]["get_empty"]) == (2, 1)
+    (connection,) = site.server.broker.connections
+    sent = vhost["send_oct"]
+    assert vhost["recv_oct"] > connection.traffic.bytes_received > 0 < sent
+    (found,) = site.get("connections")
+    assert found["recv_cnt"] == connection.traffic.reads > 0 < found["send_cnt"]
+
+
+def test_what_comes_and_goes_is_counted() -> None:
+    site = Site()
+    for _ in range(2):
+        site.client.declare("other")
+    assert site.client.ask(Queue.Delete(queue="other")).name == "Queue.DeleteOk"
+    vhost = site.server.broker.vhost("/")
+    vhost.declare_stream("s")
+    vhost.delete_stream("s")
+    site.server.open().lose()
+    churn = site.get("overview")["churn_rates"]
+    wanted = {
+        "connection_created": 2,
+        "connection_closed": 1,
+        "channel_created": 2,
+        "channel_closed": 1,
+        "queue_declared": 4,
+        "queue_created": 3,
+        "queue_deleted": 2,
+    }
+    assert {name: churn[name] for name in wanted} == wanted
+    assert site.get("nodes")[0]["queue_declared_details"] == {"rate": 0.0}

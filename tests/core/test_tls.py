@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 import socket
 import ssl
 import struct
@@ -29,6 +30,7 @@ from trivium.config import (
     TlsConfig,
 )
 from trivium.errors import ConfigError
+from trivium.management.views import distinguished_name, view_tls
 from trivium.runtime.adapter import ClientCertificate, Connection, Listener
 from trivium.runtime.broker import Broker
 from trivium.runtime.certificates import Certificates
@@ -498,13 +500,42 @@ async def test_a_client_certificate_names_the_user(
             assert found.dns_names == ("d7.example",)
             assert found.email_addresses == ("d7@example.org",)
             assert found.uris == ("spiffe://x/d7",)
+            shown = view_tls(connection_of(broker, streams))
+            assert shown is not None
+            assert (shown.protocol, shown.key_exchange, shown.digest) == ("tlsv1.3", "any", "aead")
+            assert shown.cipher in ("aes_256_gcm", "aes_128_gcm", "chacha20_poly1305")
+            assert shown.subject == "CN=device 7"
+            assert shown.issuer is not None
+            assert shown.issuer.startswith("CN=")
+            time = r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ"
+            assert re.fullmatch(f"{time} - {time}", shown.validity or "")
         if mode == "required":
             async with told("peer did not return a certificate"):
                 await assert_refused(broker, client_context(authority))
         else:
             async with connected(broker, client_context(authority)) as streams:
                 await greet(streams)
-                assert connection_of(broker, streams).peer.certificate is None
+                connection = connection_of(broker, streams)
+                assert connection.peer.certificate is None
+                shown = view_tls(connection)
+                assert shown is not None
+                assert (shown.subject, shown.issuer, shown.validity) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        (None, None),
+        (((("countryName", "UK"),), (("commonName", "a b"),)), "CN=a b,C=UK"),
+        (((("commonName", "a"), ("userId", "u")),), "CN=a+UID=u"),
+        (((("serialNumber", "1"),),), "serialNumber=1"),
+        (((("commonName", '#a,b+c"d\\e<f>;'),),), 'CN=\\#a\\,b\\+c\\"d\\\\e\\<f\\>\\;'),
+        (((("commonName", " a "),),), "CN=\\ a\\ "),
+        (((("commonName", "a\0"),),), "CN=a\\00"),
+    ],
+)
+def test_rfc_4514_a_distinguished_name_is_text(name: Any, text: str | None) -> None:
+    assert distinguished_name(name) == text
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from trivium.errors import PreconditionFailed
 from trivium.messages.large import content_size
 from trivium.messages.message import HeaderValue
 from trivium.queues.arguments import STREAM, check_number, queue_type
-from trivium.queues.queue import Queue
+from trivium.queues.queue import Queue, count_nothing
 from trivium.queues.ready import LoadWaiter
 from trivium.routing.exchanges import ACCEPTED, Demand
 from trivium.security.permissions import READ
@@ -225,6 +225,9 @@ class GetReply(Reply):
                 self.is_loading = True
                 queue.ready.await_load(_Loaded(self))
                 return False
+            count_nothing(queue)
+            channel.publisher.traffic.got_nothing += 1
+            connection.traffic.got_nothing += 1
             connection.send(method_frame(channel.number, methods.BASIC_GET_EMPTY))
             return True
         message = entry.message

@@ -132,6 +132,7 @@ class AmqpConnection(FramedConnection):
         if discarded.is_garbled:
             self.metrics.bytes_received += len(data)
             self.traffic.bytes_received += len(data)
+            self.traffic.reads += 1
             # The stream cannot be followed any more, but the client's last frame is known.
             if discarded.ends_in_close_ok(data):
                 self.close()

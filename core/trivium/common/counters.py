@@ -31,6 +31,8 @@ class QueueCounters:
         #: taken without a consumer (AMQP basic.get), to be settled later, and settled thereby
         self.got: i64 = 0
         self.got_settled: i64 = 0
+        #: how often there was nothing to take
+        self.got_nothing: i64 = 0
         #: done with for good, for whatever reason
         self.settled: i64 = 0
 
@@ -76,10 +78,15 @@ class Traffic:
         #: messages that the client fetched one by one, likewise
         self.got: i64 = 0
         self.got_settled: i64 = 0
+        #: how often it would have fetched one, and there was none
+        self.got_nothing: i64 = 0
         #: deliveries that the client acknowledged
         self.acknowledged: i64 = 0
         self.bytes_received: i64 = 0
         self.bytes_sent: i64 = 0
+        #: how often something was read of its socket, and written to it
+        self.reads: i64 = 0
+        self.writes: i64 = 0
 
     def add(self, other: Traffic) -> None:
         """Add what another one has counted."""
@@ -92,6 +99,9 @@ class Traffic:
         self.redelivered += other.redelivered
         self.got += other.got
         self.got_settled += other.got_settled
+        self.got_nothing += other.got_nothing
         self.acknowledged += other.acknowledged
         self.bytes_received += other.bytes_received
         self.bytes_sent += other.bytes_sent
+        self.reads += other.reads
+        self.writes += other.writes

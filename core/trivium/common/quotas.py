@@ -273,8 +273,8 @@ class Quotas:
         return dict(self._own.get((scope, name), {}))
 
     def own_limits(self, scope: str) -> list[tuple[str, dict[str, int]]]:
-        """All of a kind that have limits of their own, by name."""
-        return sorted((key[1], limits) for key, limits in self._own.items() if key[0] == scope)
+        """All of a kind that have limits of their own, in no order."""
+        return [(key[1], limits) for key, limits in self._own.items() if key[0] == scope]
 
     def _apply(self, account: Account) -> None:
         limits = _NO_LIMITS

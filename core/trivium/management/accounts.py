@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from trivium.management.calls import BadRequest, Call
@@ -66,16 +66,29 @@ Permission = tuple[str, str, tuple[str, str, str]]
 TopicPermission = tuple[str, str, str, tuple[str, str]]
 
 
-def permissions_in(broker: Broker) -> Iterator[Permission]:
-    """User, virtual host and patterns."""
-    for name, grants in broker.authentication.granted.all(USER):
+def permissions_in(
+    broker: Broker, users: Iterable[str | None] | None = None
+) -> Iterator[Permission | None]:
+    """User, virtual host and patterns: of these ``users``, or of all in no order. None where others
+    may be served: for a None among the users, and for one who has none."""
+    for name in broker.permissions.users() if users is None else users:
+        grants = None if name is None else broker.permissions.user(name)
+        if name is None or grants is None or not grants.permissions:
+            yield None
+            continue
         for vhost, patterns in sorted(grants.permissions.items()):
             yield name, vhost, patterns
 
 
-def topic_permissions_in(broker: Broker) -> Iterator[TopicPermission]:
-    """User, virtual host, exchange and patterns."""
-    for name, grants in broker.authentication.granted.all(USER):
+def topic_permissions_in(
+    broker: Broker, users: Iterable[str | None] | None = None
+) -> Iterator[TopicPermission | None]:
+    """User, virtual host, exchange and patterns, as ``permissions_in`` has them."""
+    for name in broker.permissions.users() if users is None else users:
+        grants = None if name is None else broker.permissions.user(name)
+        if name is None or grants is None or not grants.topics:
+            yield None
+            continue
         for (vhost, exchange), patterns in sorted(grants.topics.items()):
             yield name, vhost, exchange, patterns
 

@@ -9,7 +9,7 @@ from trivium.errors import AccessRefused, NotFound
 from trivium.management.endpoints import WATCHERS, Endpoint
 from trivium.management.endpoints import BadRequest as BadRequest
 from trivium.management.topology import Operator, operator
-from trivium.observability.api import ApiAnswer, ApiRefused, ApiRequest, refusal
+from trivium.observability.api import OWN, ApiAnswer, ApiRefused, ApiRequest, refusal
 from trivium.security.identity import ADMINISTRATOR
 from trivium.storage.base import DurabilityWaiter
 
@@ -133,7 +133,9 @@ class Call:
         if found is None:
             found = self._vhost = self.broker.vhosts.get(self.names["vhost"])
         if found is None:
-            raise NotFound(NOT_FOUND)
+            name = self.names["vhost"]
+            is_own = self.request.path[:1] == (OWN,)
+            raise NotFound(f"no virtual host '{name}'" if is_own else NOT_FOUND)
         return found
 
     @property

@@ -2,20 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.counters import NOTHING_COUNTED, Traffic
+from trivium.common.quotas import LISTENER, VHOST
 from trivium.queues.queue import Queue
 from trivium.streams.stream import Stream
 from trivium.vhost.totals import Totals, totals_of
 
 if TYPE_CHECKING:
     from trivium.routing.exchanges import Exchange
+    from trivium.runtime.adapter import Connection
     from trivium.runtime.broker import Broker
+    from trivium.vhost.virtual_host import VirtualHost
 
 #: A figure by its name.
 Figures = dict[str, int]
+
+#: What is counted of events.
+_COUNTED: Final = {
+    "channel.created": "channel_created",
+    "channel.closed": "channel_closed",
+    "queue.created": "queue_created",
+    "queue.deleted": "queue_deleted",
+    "stream.created": "queue_created",
+    "stream.deleted": "queue_deleted",
+}
 
 #: Those that say how many messages there are now; the others only rise.
 LENGTHS: Final = ("messages", "messages_ready", "messages_unacknowledged")
@@ -58,6 +71,7 @@ def of_totals(totals: Totals) -> Figures:
         "deliver_get": totals.delivered + totals.delivered_settled + got,
         "get": totals.got,
         "get_no_ack": totals.got_settled,
+        "get_empty": totals.got_nothing,
         "redeliver": totals.redelivered,
         "ack": totals.acknowledged,
     }
@@ -82,6 +96,7 @@ def of_traffic(traffic: Traffic) -> Figures:
         "deliver_get": traffic.delivered + traffic.delivered_settled + got,
         "get": traffic.got,
         "get_no_ack": traffic.got_settled,
+        "get_empty": traffic.got_nothing,
         "redeliver": traffic.redelivered,
         "ack": traffic.acknowledged,
     }
@@ -92,43 +107,99 @@ def of_connection(traffic: Traffic) -> Figures:
     return {"recv_oct": traffic.bytes_received, "send_oct": traffic.bytes_sent}
 
 
-def everything(broker: Broker) -> Iterator[tuple[object, Figures]]:
-    """All that has figures, and at the end the broker, with what its parts come to.
+class Sums:
+    """What clients have counted since the start, by virtual host and all together: those that are
+    connected, and those that were. One that goes meanwhile is counted as it was."""
+
+    def __init__(self, broker: Broker) -> None:
+        self.all = Traffic()
+        self._vhosts = {name: Traffic() for name in broker.vhosts}
+        for account in broker.quotas.accounts():
+            if account.scope == LISTENER:
+                self.all.add(account.traffic)
+            elif account.scope == VHOST and account.name in self._vhosts:
+                self._vhosts[account.name].add(account.traffic)
+        self._connections = list(broker.connections)
+
+    def count(self) -> Iterator[None]:
+        """Count, a connection at a time."""
+        for connection in self._connections:
+            self.add(connection)
+            yield
+
+    def add(self, connection: Connection) -> None:
+        """Add what one has counted, once it has entered."""
+        served = connection.usage.served
+        if served:
+            self.all.add(connection.traffic)
+            found = self._vhosts.get(served[1].name)
+            if found is not None:
+                found.add(connection.traffic)
+
+    def of_vhost(self, name: str) -> Traffic:
+        """Those of one that was there."""
+        return self._vhosts.get(name) or Traffic()
+
+
+def everything(broker: Broker, churn: Callable[[], Figures]) -> Iterator[tuple[object, Figures]]:
+    """All that has figures, and at the end virtual hosts and the broker, with what their parts come
+    to; ``churn`` says how much has come and gone.
 
     What is gone by the time it is reached is left out. None stands for what never moved.
     """
-    lengths = dict.fromkeys(LENGTHS, 0)
-    for vhost in list(broker.vhosts.values()):
-        for queue in list(vhost.queues.values()):
-            if not queue.is_deleted:
-                figures = of_queue(queue)
+    vhosts = list(broker.vhosts.values())
+    every = {vhost: dict.fromkeys(LENGTHS, 0) for vhost in vhosts}
+    for vhost in vhosts:
+        lengths = every[vhost]
+        for thing, figures in _in_vhost(vhost):
+            if isinstance(thing, Queue | Stream):
                 for name in LENGTHS:
                     lengths[name] += figures[name]
-                moves = queue.counters is not NOTHING_COUNTED
-                yield (queue if moves else None), figures
-        for stream in list(vhost.streams.values()):
-            if not stream.is_deleted:
-                figures = of_stream(stream)
-                for name in LENGTHS:
-                    lengths[name] += figures[name]
-                yield stream, figures
-        for exchange in list(vhost.exchanges.values()):
-            yield exchange, of_exchange(exchange)
+            is_idle = isinstance(thing, Queue) and thing.counters is NOTHING_COUNTED
+            yield (None if is_idle else thing), figures
+    sums = Sums(broker)
     for connection in list(broker.connections):
+        sums.add(connection)
         yield connection, of_connection(connection.traffic)
         for channel in connection.managed().channels():
             yield (connection, channel.number), of_traffic(channel.traffic)
-    yield broker, {**lengths, **of_broker(broker)}
+    for vhost, lengths in every.items():
+        traffic = sums.of_vhost(vhost.name)
+        yield vhost, {**lengths, **of_traffic(traffic), **of_connection(traffic)}
+    together = {name: sum(each[name] for each in every.values()) for name in LENGTHS}
+    yield broker, {**together, **of_traffic(sums.all), **churn()}
 
 
-def of_broker(broker: Broker) -> Figures:
-    """What has come in and gone out by all roads since the start."""
-    every = [adapter.metrics for adapter in broker.adapters.values()]
-    return {
-        "publish": sum(each.messages_received for each in every),
-        "deliver_get": sum(each.messages_sent for each in every),
-        "redeliver": sum(each.messages_redelivered for each in every),
-        "drop_unroutable": sum(each.messages_unroutable for each in every),
-        "connection_created": sum(each.connections_opened for each in every),
-        "connection_closed": sum(each.connections_closed for each in every),
-    }
+def _in_vhost(vhost: VirtualHost) -> Iterator[tuple[object, Figures]]:
+    for queue in list(vhost.queues.values()):
+        if not queue.is_deleted:
+            yield queue, of_queue(queue)
+    for stream in list(vhost.streams.values()):
+        if not stream.is_deleted:
+            yield stream, of_stream(stream)
+    for exchange in list(vhost.exchanges.values()):
+        yield exchange, of_exchange(exchange)
+
+
+class Churn:
+    """What has come and gone since the start."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._counts = dict.fromkeys(_COUNTED.values(), 0)
+
+    def heard(self, event: str) -> None:
+        """Something has happened."""
+        name = _COUNTED.get(event)
+        if name is not None:
+            self._counts[name] += 1
+
+    def figures(self) -> Figures:
+        """How much it was."""
+        every = [adapter.metrics for adapter in self._broker.adapters.values()]
+        return {
+            "connection_created": sum(each.connections_opened for each in every),
+            "connection_closed": sum(each.connections_closed for each in every),
+            "queue_declared": self._broker.queues_declared,
+            **self._counts,
+        }

@@ -73,6 +73,22 @@ class InOrder(Generic[Item]):
         self.some = some
 
 
+def ordered(names: list[str]) -> Iterator[str | None]:
+    """Names in their order; None where others are to be served."""
+    slices = Slices()
+    runs: list[list[str]] = []
+    for start in range(0, len(names), RUN):
+        runs.append(sorted(names[start : start + RUN]))
+        if slices.is_over:
+            yield None
+            slices.begin()
+    for number, name in enumerate(heapq.merge(*runs)):
+        yield name
+        if number % STEP == 0 and slices.is_over:
+            yield None
+            slices.begin()
+
+
 class Listing(Generic[Item]):
     """A list as an answer.
 
@@ -277,22 +293,29 @@ def columns_of(query: Mapping[str, str]) -> list[list[str]]:
 
 
 def chosen(found: Mapping[str, object], columns: list[list[str]]) -> dict[str, object]:
-    """The columns that are asked for, as far as they are there."""
+    """The columns that are asked for, as far as they are there: what is null is."""
     result: dict[str, object] = {}
     for path in columns:
-        value: object = found
-        for name in path:
-            value = value.get(name) if isinstance(value, Mapping) else None
-        target = result
+        source, target = found, result
         for name in path[:-1]:
-            inner = target.get(name)
-            if value is not None and not isinstance(inner, dict):
-                inner = target[name] = {}
-            if isinstance(inner, dict):
-                target = inner
-        if value is not None:
-            target[path[-1]] = dict(value) if isinstance(value, Mapping) else value
+            inner = source.get(name)
+            if not isinstance(inner, Mapping):
+                break
+            known = target.get(name)
+            if not isinstance(known, dict):
+                known = target[name] = {}
+            source, target = inner, known
+        else:
+            if path[-1] in source:
+                value = source[path[-1]]
+                target[path[-1]] = dict(value) if isinstance(value, Mapping) else value
     return result
+
+
+def only_columns(call: Call, found: Mapping[str, object]) -> Mapping[str, object]:
+    """One thing, with the columns that are asked for."""
+    columns = columns_of(call.request.query)
+    return chosen(found, columns) if columns else found
 
 
 def _at(found: Mapping[str, object], path: str) -> object:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
 from trivium.errors import AccessRefused
@@ -21,6 +22,7 @@ from trivium.management.endpoints import (
     Endpoints,
     Place,
 )
+from trivium.management.listing import only_columns
 from trivium.management.state import ManagementState
 from trivium.observability.api import OWN, ApiAnswer, ApiPlace, ApiRefused, ApiRequest, refusal
 from trivium.security.identity import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
@@ -126,7 +128,10 @@ class Management:
 
         def work() -> ApiAnswer | None:
             self._check(call)
-            return endpoint.carry_out(call)
+            answer = endpoint.carry_out(call)
+            if answer is not None and isinstance(answer.body, dict) and request.path[0] != OWN:
+                answer = replace(answer, body=only_columns(call, answer.body))
+            return answer
 
         self._answer(endpoint, request, done, work)
 

@@ -6,21 +6,17 @@ for all of that. Names are kept, so that nothing lives on that was deleted.
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Generator, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from trivium.management import views
-from trivium.management.listing import RUN, InOrder, Slices
+from trivium.management.listing import InOrder, ordered
 
 if TYPE_CHECKING:
     from trivium.management.calls import Call
     from trivium.queues.queue import Queue
     from trivium.streams.stream import Stream
     from trivium.vhost.virtual_host import VirtualHost
-
-#: Names that are merged between two looks at the clock.
-STEP: Final = 64
 
 
 class _Order:
@@ -43,21 +39,13 @@ class Orders:
         known = self._known.get(key)
         if known is not None and known.vhost is vhost and known.version == vhost.topology_version:
             return known.names
-        slices = Slices()
         version = vhost.topology_version
-        every = [*vhost.queues, *(vhost.streams if has_streams else ())]
-        runs: list[list[str]] = []
-        for start in range(0, len(every), RUN):
-            runs.append(sorted(every[start : start + RUN]))
-            if slices.is_over:
-                yield
-                slices.begin()
         names: list[str] = []
-        for number, name in enumerate(heapq.merge(*runs)):
-            names.append(name)
-            if number % STEP == 0 and slices.is_over:
+        for name in ordered([*vhost.queues, *(vhost.streams if has_streams else ())]):
+            if name is None:
                 yield
-                slices.begin()
+            else:
+                names.append(name)
         self._known[key] = _Order(vhost, version, names)
         return names
 

@@ -38,6 +38,20 @@ class Series:
 
     def __init__(self, most: int = 2) -> None:
         self.samples: deque[Sample] = deque(maxlen=most)
+        #: when something was seen to have moved, or was looked at first, in milliseconds since the
+        #: epoch
+        self.moved_ms = 0
+
+    def add(self, sample: Sample) -> None:
+        """What was seen by another look."""
+        if not self.samples or self.samples[-1][2] != sample[2]:
+            self.moved_ms = sample[0]
+        self.samples.append(sample)
+
+    @property
+    def idle_since(self) -> int:
+        """Since when nothing has moved, as far as was looked; 0 where something does."""
+        return self.moved_ms if self.samples and self.samples[-1][0] != self.moved_ms else 0
 
     def rate(self, name: str) -> float:
         """By how much a figure has changed per second between the two newest looks at it."""
@@ -112,7 +126,7 @@ class Sampler(Timed):
             series = self._series.get(thing)
             if series is None:
                 series = Series(MAX_SAMPLES if thing is broker else 2)
-            series.samples.append((broker.now_ms, broker.elapsed_ms, figures))
+            series.add((broker.now_ms, broker.elapsed_ms, figures))
             self._reached[thing] = series
             if slices.is_over:
                 return True

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
-from trivium.management.figures import everything
+from trivium.management.figures import Churn, everything
 from trivium.management.leases import Leases
 from trivium.management.orders import Orders
 from trivium.management.pacing import Waiting
@@ -47,10 +47,12 @@ class ManagementState:
         self.members: WeakSet[PolledMember] = WeakSet()
         #: clients that are sent messages, by user
         self.subscribers: dict[str, int] = {}
-        self.sampler = Sampler(broker, lambda: everything(broker))
+        self.churn = Churn(broker)
+        self.sampler = Sampler(broker, lambda: everything(broker, self.churn.figures))
         broker.events.listen(self._heard)
 
     def _heard(self, event: str, about: dict[str, object]) -> None:
+        self.churn.heard(event)
         if event == "vhost.deleted":
             self.orders.forget(str(about["vhost"]))
         elif event == "user.authentication.success":

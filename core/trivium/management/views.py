@@ -6,10 +6,15 @@ Every interface of operators shows these, under names of its own. Nothing here c
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping
+import re
+import ssl
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import TYPE_CHECKING, Any, Final
 
+from trivium.common.counters import NOTHING_COUNTED
 from trivium.common.descriptions import (
     ChannelDescription,
     ConnectionDescription,
@@ -53,6 +58,9 @@ class QueueView:
     ready_bytes: int
     consumers: int
     policies: InForce
+    #: since when nobody has used one that never had messages, in milliseconds since the epoch; 0
+    #: for others
+    unused_ms: int = 0
 
 
 def view_queue(vhost: VirtualHost, item: Queue | Stream) -> QueueView:
@@ -87,7 +95,14 @@ def view_queue(vhost: VirtualHost, item: Queue | Stream) -> QueueView:
         ready_bytes=item.ready.bytes,
         consumers=len(item.consumers),
         policies=vhost.policies.in_force(item.name, kind_of(item.arguments)),
+        unused_ms=_unused_ms(item),
     )
+
+
+def _unused_ms(queue: Queue) -> int:
+    if queue.counters is not NOTHING_COUNTED or len(queue) or queue.unsettled:
+        return 0
+    return queue.used_at + queue.vhost.broker.clock_offset
 
 
 def _owner(queue: Queue) -> Connection | None:
@@ -232,6 +247,93 @@ def view_connection(broker: Broker, connection: Connection) -> ConnectionView:
         connected_ms=connection.connected_ms,
         about=connection.managed().describe(),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class TlsView:
+    """TLS of a connection, in the words that Erlang has for it."""
+
+    #: such as ``tlsv1.3``, ``aes_256_gcm``, ``ecdhe_rsa`` or ``any``, ``sha384`` or ``aead``
+    protocol: str
+    cipher: str
+    key_exchange: str
+    digest: str
+    #: of the client's certificate, distinguished names as of RFC 4514; None: it has shown none
+    subject: str | None
+    issuer: str | None
+    #: its first and last moment
+    validity: str | None
+
+
+def view_tls(connection: Connection) -> TlsView | None:
+    """TLS of a connection; None where it has none."""
+    tls = connection.peer.tls
+    if not isinstance(tls, ssl.SSLObject):
+        return None
+    known = tls.cipher()
+    if known is None:
+        return None
+    cipher, key_exchange, digest = _suite(tls.context, known[0])
+    certificate: Any = tls.getpeercert() or {}
+    times = [
+        datetime.fromtimestamp(ssl.cert_time_to_seconds(certificate[name]), UTC)
+        for name in ("notBefore", "notAfter")
+        if name in certificate
+    ]
+    return TlsView(
+        protocol=(tls.version() or "").lower(),
+        cipher=cipher,
+        key_exchange=key_exchange,
+        digest=digest,
+        subject=distinguished_name(certificate.get("subject")),
+        issuer=distinguished_name(certificate.get("issuer")),
+        validity=" - ".join(f"{time:%Y-%m-%dT%H:%M:%SZ}" for time in times) or None,
+    )
+
+
+@lru_cache(maxsize=64)
+def _suite(context: ssl.SSLContext, name: str) -> tuple[str, str, str]:
+    """Cipher, key exchange and hash of a cipher suite."""
+    for each in context.get_ciphers():
+        found: Mapping[str, Any] = each
+        if found["name"] == name:
+            kinds = (found["kea"], found["auth"])
+            parts = dict.fromkeys(str(kind).partition("-")[2] for kind in kinds)
+            digest = "aead" if found["aead"] else str(found["digest"])
+            return str(found["symmetric"]).replace("-", "_"), "_".join(parts), digest
+    return name, "", ""
+
+
+#: Attributes whose names are short (RFC 4514, 3), by OpenSSL's names.
+_ATTRIBUTES: Final = {
+    "commonName": "CN",
+    "localityName": "L",
+    "stateOrProvinceName": "ST",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "countryName": "C",
+    "streetAddress": "STREET",
+    "domainComponent": "DC",
+    "userId": "UID",
+}
+
+
+def distinguished_name(name: Sequence[Sequence[tuple[str, str]]] | None) -> str | None:
+    """A distinguished name as a text, the last part first (RFC 4514, 2.1)."""
+    if name is None:
+        return None
+    return ",".join(
+        "+".join(f"{_ATTRIBUTES.get(kind, kind)}={_escaped(value)}" for kind, value in part)
+        for part in reversed(name)
+    )
+
+
+def _escaped(value: str) -> str:
+    """A value in a distinguished name (RFC 4514, 2.4)."""
+    text = re.sub(r'([\\",+;<>])', r"\\\1", value).replace("\0", "\\00")
+    if text.startswith((" ", "#")):
+        text = "\\" + text
+    return text[:-1] + "\\ " if text.endswith(" ") and len(value) > 1 else text
 
 
 def find_connection(broker: Broker, name: str) -> Connection | None:

@@ -277,7 +277,7 @@ class HttpServer:
 
     async def _get_metrics(self, request: web.Request) -> web.StreamResponse:
         try:
-            login = await self._identify(request)
+            login = await self._identify(request, True)
         except ApiRefused as refused:
             return web.Response(
                 status=refused.answer.status, headers=refused.answer.headers, text=f"{_PUT_OFF}\n"
@@ -340,8 +340,8 @@ class HttpServer:
             # Whoever has not signed in does not try to come in by that.
             raise ApiRefused(refusal(401, "not_authorised", "nobody has signed in"))
         elif not place.is_public:
-            found = await self._identify(request)
-            if found is None or (found.identity.is_anonymous and not place.admits_anonymous):
+            found = await self._identify(request, place.admits_anonymous)
+            if found is None:
                 raise ApiRefused(refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
             login = found
         if path[0] == OWN and not _accepts(request.headers.getall(hdrs.ACCEPT, []), _SHOWN):
@@ -409,9 +409,10 @@ class HttpServer:
     def _is_local(self, request: web.Request) -> bool:
         return self._listener.is_unix or is_loopback(request.remote or "")
 
-    async def _identify(self, request: web.Request) -> Login | None:
-        """By what a client is in who asks; None when it may not. Raises ApiRefused where there was
-        no time to look."""
+    async def _identify(self, request: web.Request, admits_anonymous: bool) -> Login | None:
+        """By what a client is in who asks; None when it may not. Where nobody comes in without
+        credentials, whatever the listener admits, not ``admits_anonymous``. Raises ApiRefused where
+        there was no time to look."""
         username, password = None, b""
         header = request.headers.get(hdrs.AUTHORIZATION, "")
         if not header and isinstance(self._listener, ControlListener):
@@ -432,7 +433,9 @@ class HttpServer:
             address=request.remote or "",
             is_loopback=self._is_local(request),
             methods=self._listener.methods,
-            admits_anonymous=self._authenticator.admits_anonymous(self._listener),
+            admits_anonymous=(
+                admits_anonymous and self._authenticator.admits_anonymous(self._listener)
+            ),
             protocol=self._listener.protocol,
             listener=self._listener.name,
             is_gone=lambda: request.transport is None,

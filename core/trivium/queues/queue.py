@@ -521,6 +521,11 @@ def _counters(queue: Queue) -> QueueCounters:
     return found
 
 
+def count_nothing(queue: Queue) -> None:
+    """Somebody would have taken a message of ``queue``, which has none."""
+    _counters(queue).got_nothing += 1
+
+
 def tell_consumer(queue: Queue, consumer: Consumer, what: str) -> None:
     """A consumer has come or gone; those of queues that are private to an adapter are no news."""
     about = None if queue.adapter else consumer.describe()

@@ -1,7 +1,7 @@
 """What a queue does beyond first in, first out: its arguments and the policy that applies to it.
 
 An argument is written ``x-max-length``, its policy key ``max-length``. Where both give a number the
-smaller one holds, otherwise the argument does, as in RabbitMQ.
+smaller one holds, and any limit before none; otherwise the argument does, as in RabbitMQ.
 """
 
 from __future__ import annotations
@@ -210,9 +210,15 @@ def _read(
     return found
 
 
-def stricter(one: int, other: int) -> int:
-    """The smaller of two limits; of ``delivery-limit`` a negative one is none (RabbitMQ 4.0)."""
-    return max(one, other) if one < 0 or other < 0 else min(one, other)
+#: Where 0 is no limit.
+_ZERO_IS_NONE: Final[frozenset[str]] = frozenset({"consumer-timeout"})
+
+
+def stricter(key: str, one: int, other: int) -> int:
+    """The smaller of two limits for ``key``. A negative one is none (``delivery-limit``; RabbitMQ
+    4.0), and so is 0 for some keys: any other holds before it."""
+    least = 1 if key in _ZERO_IS_NONE else 0
+    return max(one, other) if one < least or other < least else min(one, other)
 
 
 def _number(
@@ -224,7 +230,7 @@ def _number(
     own = arguments.get("x-" + key)
     given = policy.get(key)
     if isinstance(own, int) and isinstance(given, int):
-        return stricter(own, given)
+        return stricter(key, own, given)
     if isinstance(own, int):
         return own
     return given if isinstance(given, int) else default

@@ -101,6 +101,7 @@ class Peer:
         listener: Listener,
         certificate: ClientCertificate | None = None,
         came_at: int = 0,
+        tls: object = None,
     ) -> None:
         #: ``host:port``, or ``unix``
         self.address = address
@@ -111,6 +112,8 @@ class Peer:
         self.certificate = certificate
         #: when it came, before any layer of the connection, as ``Broker.elapsed_ms``; 0: just now
         self.came_at = came_at
+        #: its side of TLS (``ssl.SSLObject``); None without
+        self.tls = tls
 
 
 class Transport(Protocol):
@@ -395,6 +398,7 @@ class Connection(Managed):
         self._output_pieces = []
         self.output_size = 0
         self._is_dirty = False
+        self.traffic.writes += 1
         return pieces
 
     def close(self) -> None:

@@ -104,6 +104,7 @@ class FramedConnection(Connection):
         self.heard_at = self.broker.elapsed_ms
         self.metrics.bytes_received += len(data)
         self.traffic.bytes_received += len(data)
+        self.traffic.reads += 1
         pieces = self._pieces
         if self.held_for:
             self._set_aside()

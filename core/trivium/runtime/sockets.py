@@ -105,7 +105,12 @@ class SocketDriver:
         is_loopback_peer = not host or is_loopback(host)
         certificate = transport.get_extra_info("client_certificate")
         peer = Peer(
-            address_of(transport), is_loopback_peer, self._listener, certificate, came_at(transport)
+            address_of(transport),
+            is_loopback_peer,
+            self._listener,
+            certificate,
+            came_at(transport),
+            transport.get_extra_info("ssl_object"),
         )
         self.connection = self._adapter.connect(self, peer)
         broker = server.broker

@@ -51,14 +51,15 @@ class Granted:
             if (kind, name) not in self._configured:
                 self._put(kind, name, grants)
 
-    def all(self, kind: str) -> list[tuple[str, Grants]]:
-        """Users or roles with what they are granted, by name; also those of the configuration."""
+    def all(self, kind: str) -> Iterator[tuple[str, Grants]]:
+        """Users or roles with what they are granted, in no order: there may be many. Also those of
+        the configuration; what is gone by the time it is reached is left out."""
         permissions = self._permissions
-        if kind == USER:
-            users = [(name, permissions.user(name)) for name in permissions.users()]
-            return [(name, grants) for name, grants in users if grants is not None]
-        roles = [(name, permissions.role(name)) for name in permissions.roles()]
-        return [(name, grants) for name, grants in roles if grants is not None]
+        is_user = kind == USER
+        for name in permissions.users() if is_user else permissions.roles():
+            grants = permissions.user(name) if is_user else permissions.role(name)
+            if grants is not None:
+                yield name, grants
 
     def copy(self, kind: str, name: str) -> Grants:
         """What a user or role is granted, to be changed and ``set``; empty for a new one.

@@ -6,7 +6,7 @@ is not changed by commands.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Final
 
 from trivium.common.events import Events
@@ -66,6 +66,6 @@ class UserLimits:
         if name not in self._configured and self._quotas.limits(USER, name):
             self.set(name, {})
 
-    def all(self) -> list[tuple[str, dict[str, int]]]:
-        """The users who have quotas of their own, by name."""
-        return [(name, limits) for name, limits in self._quotas.own_limits(USER) if name]
+    def all(self) -> Iterator[tuple[str, dict[str, int]]]:
+        """The users who have quotas of their own, in no order: there may be many."""
+        return (each for each in self._quotas.own_limits(USER) if each[0])

@@ -775,12 +775,12 @@ class Permissions:
         return self._roles.get(name)
 
     def users(self) -> list[str]:
-        """Names of the users who are granted anything."""
-        return sorted(self._users)
+        """Names of the users who are granted anything, in no order."""
+        return list(self._users)
 
     def roles(self) -> list[str]:
-        """Names of the roles."""
-        return sorted(self._roles)
+        """Names of the roles, in no order."""
+        return list(self._roles)
 
     def grants_for(self, identity: Identity) -> list[Grants]:
         """All that holds for an identity: its own, its roles', everybody's."""

@@ -164,8 +164,8 @@ class Users(PasswordMethod):
         return [user.scram.iterations for user in users if user.scram is not None]
 
     def all(self) -> list[StoredUser]:
-        """All users, by name."""
-        return [user for _, user in sorted({**self._rows, **self._configured}.items())]
+        """All users, in no order: there may be many."""
+        return list({**self._rows, **self._configured}.values())
 
     def is_configured(self, name: str) -> bool:
         """Whether the user stands in the configuration, and cannot be changed by commands."""

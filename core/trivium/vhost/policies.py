@@ -141,7 +141,7 @@ class InForce:
             for key, limit in operator.definition.items():
                 value = self.definition.get(key)
                 if isinstance(value, int) and isinstance(limit, int):
-                    self.definition[key] = stricter(value, limit)
+                    self.definition[key] = stricter(key, value, limit)
                 else:
                     self.definition[key] = limit
 

@@ -20,6 +20,7 @@ class Totals:
         #: taken without a consumer
         self.got = 0
         self.got_settled = 0
+        self.got_nothing = 0
         #: settled by those who got them to settle them
         self.acknowledged = 0
         self.expired = 0
@@ -47,6 +48,7 @@ class Totals:
         self.redelivered += other.redelivered
         self.got += other.got
         self.got_settled += other.got_settled
+        self.got_nothing += other.got_nothing
         self.acknowledged += other.acknowledged
         self.expired += other.expired
         self.appended += other.appended
@@ -66,6 +68,7 @@ class Totals:
         self.redelivered += counters.redelivered
         self.got += counters.got
         self.got_settled += counters.got_settled
+        self.got_nothing += counters.got_nothing
         self.expired += given_up.expired
         # What is on its way to the dead letter exchange is not settled yet.
         others = counters.delivered_settled + counters.got_settled - given_up.count

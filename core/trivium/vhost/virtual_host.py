@@ -276,6 +276,7 @@ class VirtualHost(StreamNamespace):
             _require_same_queue(what, known, is_durable, auto_delete, wanted)
             known.touch()
             take_over(self, known, declarer)
+            self.broker.queues_declared += 1
             return known
         if name in self.streams:
             self.require_stream(name, durable, owner is not None, auto_delete)
@@ -295,6 +296,7 @@ class VirtualHost(StreamNamespace):
         self.rows.put_queue(made)
         made.touch()
         self.topology_version += 1
+        self.broker.queues_declared += 1
         self.tell("queue.created", queue=name, durable=is_durable, exclusive=owner is not None)
         return made
 
@@ -380,6 +382,7 @@ class VirtualHost(StreamNamespace):
             require_same_arguments(
                 what, known.arguments, wanted, ARGUMENTS[STREAM].keys() - {QUEUE_TYPE}
             )
+            self.broker.queues_declared += 1
             return known
         if name in self.queues:
             raise PreconditionFailed(f"'{name}' in vhost '{self.name}' is a queue, not a stream")
@@ -400,6 +403,7 @@ class VirtualHost(StreamNamespace):
         made = self._make_stream(name, partitions, incarnation, wanted)
         self.topology_version += 1
         self.memberships.stream_changed(name)
+        self.broker.queues_declared += 1
         self.tell("stream.created", stream=name, partitions=partitions)
         return made
 

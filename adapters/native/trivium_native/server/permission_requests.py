@@ -176,10 +176,11 @@ class PermissionRequests:
         if action == "list-vhosts":
             return [_settings(one) for _, one in sorted(self._connection.broker.vhosts.items())]
         if action == "list-limits":
-            users = self._connection.broker.logins.limits.all()
+            users = sorted(self._connection.broker.logins.limits.all())
             return [{"name": name, "limits": limits} for name, limits in users]
         rows: list[dict[str, object]] = []
-        for name, grants in self._granted.all(ROLE if action == "list-roles" else USER):
+        every = self._granted.all(ROLE if action == "list-roles" else USER)
+        for name, grants in sorted(every, key=lambda each: each[0]):
             if action == "list-topics":
                 for (vhost, exchange), (write, read) in sorted(grants.topics.items()):
                     place: dict[str, object] = {"user": name, "vhost": vhost, "exchange": exchange}

@@ -69,7 +69,7 @@ class UserRequests:
                     "scram": user.scram is not None,
                     "vhost": self._users.virtual_host_of(user.name),
                 }
-                for user in self._users.all()
+                for user in sorted(self._users.all(), key=lambda user: user.name)
             ]
             self._connection.reply(correlation, {"users": users})
         else:

@@ -146,7 +146,9 @@ def get_channel(call: Call) -> ApiAnswer:
                 if found.about.channel == view.about.number
             ]
             described = shown.channel(view, Stats(call))
-            return ApiAnswer(200, {**described, "consumer_details": details})
+            # Which of its queues and exchanges has what is not counted (rates mode basic).
+            described |= {"consumer_details": details, "deliveries": [], "publishes": []}
+            return ApiAnswer(200, described)
     raise NotFound(NOT_FOUND)
 
 

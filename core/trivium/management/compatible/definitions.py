@@ -45,7 +45,7 @@ from trivium.management.compatible.vhosts import settings_of
 from trivium.management.endpoints import ADMINISTRATORS, LARGE, Endpoint
 from trivium.management.global_parameters import GlobalParameters
 from trivium.management.limits import set_vhost_limits
-from trivium.management.listing import Slices
+from trivium.management.listing import Slices, ordered
 from trivium.management.policies import OF_OPERATORS, USUAL, PolicyKind
 from trivium.management.topology import (
     Operator,
@@ -66,7 +66,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-_Entries = Iterator[dict[str, object]]
+#: None where others may be served.
+_Entries = Iterator[dict[str, object] | None]
 
 #: Keys of policies that say how something is done on several nodes, in memory or on disk, or by
 #: plugins: nothing here.
@@ -139,7 +140,8 @@ def _bindings(vhost: VirtualHost) -> _Entries:
 
 def _without_vhost(entries: _Entries) -> _Entries:
     for entry in entries:
-        entry.pop("vhost", None)
+        if entry is not None:
+            entry.pop("vhost", None)
         yield entry
 
 
@@ -149,10 +151,25 @@ def _policies(vhost: VirtualHost) -> _Entries:
 
 
 def _users(broker: Broker) -> _Entries:
-    for user in broker.users.all():
-        # Those of the configuration are declared there.
-        if not broker.users.is_configured(user.name):
-            yield shown_user(broker, user)
+    for name in _names(broker, [user.name for user in broker.users.all()]):
+        user = None if name is None else broker.users.find(name)
+        yield None if user is None else shown_user(broker, user)
+
+
+def _names(broker: Broker, users: list[str]) -> Iterator[str | None]:
+    """Those of users, in order, that the configuration does not declare."""
+    configured = broker.users.is_configured
+    return ordered([name for name in users if not configured(name)])
+
+
+def _permissions(broker: Broker) -> _Entries:
+    for found in permissions_in(broker, _names(broker, broker.permissions.users())):
+        yield None if found is None else shown_permission(found)
+
+
+def _topic_permissions(broker: Broker) -> _Entries:
+    for found in topic_permissions_in(broker, _names(broker, broker.permissions.users())):
+        yield None if found is None else shown_topic_permission(found)
 
 
 def _vhosts(broker: Broker) -> _Entries:
@@ -193,7 +210,6 @@ _NAMING_VHOST: Final = ("parameters", "policies")
 def get_all(call: Call) -> ApiAnswer:
     """The document of the broker."""
     broker = call.broker
-    configured = broker.users.is_configured
 
     def of_all(find: Callable[[Any], _Entries]) -> _Entries:
         for vhost in [found for _, found in sorted(broker.vhosts.items())]:
@@ -208,18 +224,8 @@ def get_all(call: Call) -> ApiAnswer:
     sections: list[tuple[str, _Entries]] = [
         ("users", _users(broker)),
         ("vhosts", _vhosts(broker)),
-        (
-            "permissions",
-            (shown_permission(each) for each in permissions_in(broker) if not configured(each[0])),
-        ),
-        (
-            "topic_permissions",
-            (
-                shown_topic_permission(each)
-                for each in topic_permissions_in(broker)
-                if not configured(each[0])
-            ),
-        ),
+        ("permissions", _permissions(broker)),
+        ("topic_permissions", _topic_permissions(broker)),
         ("global_parameters", _global_parameters(broker)),
         *((name, of_all(find)) for name, find in _OF_VHOST),
     ]
@@ -245,10 +251,11 @@ def _document(head: dict[str, object], sections: list[tuple[str, _Entries]]) -> 
         text += b"," + encode(name) + b":["
         is_first = True
         for entry in entries:
-            if not is_first:
-                text += b","
-            is_first = False
-            text += encode(entry)
+            if entry is not None:
+                if not is_first:
+                    text += b","
+                is_first = False
+                text += encode(entry)
             if slices.is_over:
                 yield bytes(text)
                 text.clear()

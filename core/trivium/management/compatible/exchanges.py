@@ -52,7 +52,10 @@ def get_one(call: Call) -> ApiAnswer:
     """One."""
     found = _found(call)
     view = views.view_exchange(call.vhost, found)
-    return ApiAnswer(200, shown.exchange(view, found, Stats(call)))
+    described = shown.exchange(view, found, Stats(call))
+    # By which channels and queues is not counted (rates mode basic).
+    described |= {"incoming": [], "outgoing": []}
+    return ApiAnswer(200, described)
 
 
 def put(call: Call) -> None:

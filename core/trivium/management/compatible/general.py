@@ -21,9 +21,9 @@ from trivium.management.endpoints import (
     WATCHERS,
     Endpoint,
 )
-from trivium.management.figures import Figures, of_broker
+from trivium.management.figures import Figures, Sums, of_traffic
 from trivium.management.global_parameters import CLUSTER_NAME, GlobalParameters
-from trivium.management.listing import Listing, Slices
+from trivium.management.listing import Listing, Slices, only_columns
 from trivium.management.values import encode, text_of
 from trivium.observability.api import ApiAnswer
 from trivium.routing.exchanges import EXCHANGE_TYPES
@@ -39,8 +39,6 @@ DIALECT: Final = "3.13.0"
 #: What clients read as the version of Erlang.
 _PLATFORM: Final = f"none (Python {platform.python_version()})"
 
-#: Figures of clients that come and go.
-_CHURN: Final = ("connection_created", "connection_closed")
 _TYPES: Final = [{"name": name, "description": "", "enabled": True} for name in EXCHANGE_TYPES]
 
 
@@ -90,13 +88,11 @@ def _overview(call: Call, stats: Stats) -> Iterator[bytes]:
         found["queue_totals"] = stats.lengths(broker, totals) if sees_all else totals
         found |= {"churn_rates": {}, "message_stats": {}}
         if call.watches:
-            figures = of_broker(broker)
-            churn = {name: figures.pop(name) for name in _CHURN}
-            found["churn_rates"] = stats.rates(broker, churn)
-            found |= stats.message_stats(broker, figures)
+            found["churn_rates"] = stats.rates(broker, call.state.churn.figures())
+            found |= stats.message_stats(broker, of_traffic(clients.sums.all))
     elif call.asks("enable_queue_totals"):
         found["queue_totals"] = messages_of(census)
-    yield encode(found)
+    yield encode(only_columns(call, found))
 
 
 def _objects(census: Census) -> dict[str, object]:
@@ -154,11 +150,14 @@ class _Clients:
         self._own = None if call.watches else call.identity.name
         self._connections = 0
         self._channels = 0
+        #: what all have counted, once that is summed up
+        self.sums = Sums(call.broker)
 
     def count(self) -> Iterator[None]:
         """Count; each time that it pauses others are to be served."""
         slices = Slices()
         for each in list(self._broker.connections):
+            self.sums.add(each)
             if each.login is not None and self._own in (None, each.identity.name):
                 self._connections += 1
                 self._channels += each.usage.channels
@@ -173,6 +172,7 @@ class _Clients:
 
 def _node(call: Call) -> dict[str, object]:
     broker = call.broker
+    churn = Stats(call).rates(broker, call.state.churn.figures())
     alarms = broker.alarms
     files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
     return {
@@ -214,6 +214,7 @@ def _node(call: Call) -> dict[str, object]:
         "db_dir": str(broker.config.storage.data),
         "config_files": [],
         "log_files": [],
+        **churn,
     }
 
 

@@ -11,7 +11,7 @@ from trivium.management.compatible import shown
 from trivium.management.compatible.bindings import bindings_to
 from trivium.management.compatible.stats import Stats
 from trivium.management.endpoints import ENTERED, Endpoint
-from trivium.management.listing import Listing, Slices
+from trivium.management.listing import Listing, Slices, only_columns
 from trivium.management.orders import in_order
 from trivium.management.topology import declare_queue, delete_queue, purge_queue
 from trivium.management.values import encode, flag_of, table_of
@@ -105,14 +105,12 @@ def _described(
     described = shown.queue(view, found, stats)
     described["consumers"] = len(consumers)
     described["consumer_details"] = [shown.consumer(consumer) for consumer in consumers]
-    tags = [each.about.tag for each in consumers if each.exclusive]
-    described["exclusive_consumer_tag"] = tags[0] if tags else None
-    tags = [each.about.tag for each in consumers if each.activity == "single_active"]
-    described["single_active_consumer_tag"] = tags[0] if tags else None
+    # By which channels and exchanges is not counted (rates mode basic).
+    described |= {"deliveries": [], "incoming": []}
     if view.owner is not None:
         owner = views.view_connection(broker, view.owner)
         described["owner_pid_details"] = shown.connection_details(owner)
-    yield encode(described)
+    yield encode(only_columns(call, described))
 
 
 def put(call: Call) -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 from urllib.parse import quote
 
 from trivium.common.values import pack
 from trivium.host import NODE as NODE
+from trivium.management import views
 from trivium.management.figures import (
     LENGTHS,
     Figures,
@@ -19,6 +21,7 @@ from trivium.management.figures import (
     of_traffic,
 )
 from trivium.management.values import shown_table
+from trivium.queues.arguments import CLASSIC
 from trivium.queues.queue import Queue
 
 if TYPE_CHECKING:
@@ -63,17 +66,47 @@ def queue_totals(figures: Figures) -> dict[str, object]:
 def queue(view: QueueView, item: Queue | Stream, stats: Stats) -> dict[str, object]:
     """A queue."""
     figures = figures_of(item)
+    idle_ms = view.unused_ms or stats.idle_since(item)
     found = {
         **queue_basics(view),
+        **_nodes(view),
         **stats.lengths(item, figures),
         **stats.message_stats(item, figures),
         "message_bytes_ready": view.ready_bytes,
         "consumers": view.consumers,
         **policies(view.policies),
     }
+    if isinstance(item, Queue):
+        found |= _tags(item)
+    if idle_ms:
+        found["idle_since"] = _time(idle_ms)
     if view.adapter:
         found["owner_protocol"] = view.adapter
     return found
+
+
+def _nodes(view: QueueView) -> dict[str, object]:
+    """Where a queue is that others would have on several nodes."""
+    if view.kind == CLASSIC:
+        return {}
+    return {"leader": NODE, "members": [NODE], "online": [NODE]}
+
+
+def _tags(queue: Queue) -> dict[str, object]:
+    """The consumer that gets all there is, while there is such a one."""
+    rotation = queue.consumers
+    exclusive = single = None
+    if rotation.is_exclusive or rotation.is_single:
+        first = rotation.first()
+        about = None if first is None else first.describe()
+        tag = None if about is None else about.tag
+        exclusive, single = (None, tag) if rotation.is_single else (tag, None)
+    return {"exclusive_consumer_tag": exclusive, "single_active_consumer_tag": single}
+
+
+def _time(milliseconds: int) -> str:
+    """A time since the epoch, as it is written there (RFC 3339)."""
+    return datetime.fromtimestamp(milliseconds / 1000, UTC).isoformat(timespec="milliseconds")
 
 
 def figures_of(item: Queue | Stream) -> Figures:
@@ -158,6 +191,7 @@ def connection(view: ConnectionView, source: Connection, stats: Stats) -> dict[s
         "port": view.port,
         "listener": view.listener,
         "ssl": view.has_tls,
+        **_tls(source),
         "connected_at": view.connected_ms,
         "channels": about.channels,
         "channel_max": about.max_channels,
@@ -165,18 +199,38 @@ def connection(view: ConnectionView, source: Connection, stats: Stats) -> dict[s
         "timeout": about.timeout,
         "client_properties": shown_table(about.client),
         **stats.bytes(source, of_connection(source.traffic)),
+        "recv_cnt": source.traffic.reads,
+        "send_cnt": source.traffic.writes,
+        "send_pend": source.transport.unsent(),
     }
     if isinstance(name, str):
         found["user_provided_name"] = name
     return found
 
 
+def _tls(source: Connection) -> dict[str, object]:
+    """TLS of a connection; nulls where it has none."""
+    found = views.view_tls(source)
+    return {
+        "ssl_protocol": found and found.protocol,
+        "ssl_cipher": found and found.cipher,
+        "ssl_key_exchange": found and found.key_exchange,
+        "ssl_hash": found and found.digest,
+        "peer_cert_subject": found and found.subject,
+        "peer_cert_issuer": found and found.issuer,
+        "peer_cert_validity": found and found.validity,
+    }
+
+
 def channel(view: ChannelView, stats: Stats) -> dict[str, object]:
     """A channel."""
     about = view.about
     connection = view.connection
+    thing = (view.source, about.number)
+    idle_ms = stats.idle_since(thing)
     return {
-        **stats.message_stats((view.source, about.number), of_traffic(about.traffic)),
+        **stats.message_stats(thing, of_traffic(about.traffic)),
+        **({"idle_since": _time(idle_ms)} if idle_ms else {}),
         "name": f"{connection.name} ({about.number})",
         "number": about.number,
         "node": NODE,

@@ -54,6 +54,12 @@ class Stats:
             return {}
         return {"message_stats": _with_rates(found, self._series(thing), self._messages)}
 
+    def idle_since(self, thing: object) -> int:
+        """Since when nothing about it has moved, in milliseconds since the epoch; 0 where something
+        does, or nobody has looked yet."""
+        series = self._series(thing)
+        return 0 if series is None else series.idle_since
+
 
 def _asked(call: Call, name: str) -> tuple[int, int] | None:
     """Age and step of a history; None where it is not asked for. Raises BadRequest."""

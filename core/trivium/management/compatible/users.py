@@ -51,10 +51,12 @@ def get_all(call: Call) -> ApiAnswer:
     return _listed(call, call.broker.users.all())
 
 
-def _listed(call: Call, users: Iterable[StoredUser]) -> ApiAnswer:
+def _listed(
+    call: Call, users: Iterable[StoredUser], admits: Callable[[StoredUser], bool] | None = None
+) -> ApiAnswer:
     broker = call.broker
     return Listing(
-        call, users, lambda user: shown_user(broker, user), lambda user: (user.name,)
+        call, users, lambda user: shown_user(broker, user), lambda user: (user.name,), admits
     ).answer()
 
 
@@ -66,7 +68,7 @@ def get_without_permissions(call: Call) -> ApiAnswer:
         grants = permissions.user(user.name)
         return grants is None or not grants.permissions
 
-    return _listed(call, [user for user in call.broker.users.all() if has_none(user)])
+    return _listed(call, call.broker.users.all(), has_none)
 
 
 def _found(call: Call) -> StoredUser:
@@ -174,17 +176,24 @@ def _admits(call: Call) -> Callable[[tuple[object, ...]], bool]:
     )
 
 
+def _wanted(call: Call) -> list[str] | None:
+    """The users whose permissions are looked at; None for all."""
+    return [call.names["user"]] if "user" in call.names else None
+
+
 def get_permissions(call: Call) -> ApiAnswer:
     """The permissions that there are."""
     admits = _admits(call)
-    every = permissions_in(call.broker)
+    every = permissions_in(call.broker, _wanted(call))
     return Listing(call, every, shown_permission, lambda each: each[:2], admits).answer()
 
 
 def get_permission(call: Call) -> ApiAnswer:
     """That of a user in a virtual host."""
-    for found in filter(_admits(call), permissions_in(call.broker)):
-        return ApiAnswer(200, shown_permission(found))
+    admits = _admits(call)
+    for found in permissions_in(call.broker, _wanted(call)):
+        if found is not None and admits(found):
+            return ApiAnswer(200, shown_permission(found))
     raise NotFound(NOT_FOUND)
 
 
@@ -216,13 +225,15 @@ def delete_permission(call: Call) -> None:
 def get_topic_permissions(call: Call) -> ApiAnswer:
     """The topic permissions that there are."""
     admits = _admits(call)
-    every = topic_permissions_in(call.broker)
+    every = topic_permissions_in(call.broker, _wanted(call))
     return Listing(call, every, shown_topic_permission, lambda each: each[:3], admits).answer()
 
 
 def get_topic_permission(call: Call) -> ApiAnswer:
     """Those of a user in a virtual host."""
-    if not any(map(_admits(call), topic_permissions_in(call.broker))):
+    admits = _admits(call)
+    every = topic_permissions_in(call.broker, _wanted(call))
+    if not any(found is not None and admits(found) for found in every):
         raise NotFound(NOT_FOUND)
     return get_topic_permissions(call)
 
@@ -262,12 +273,13 @@ def get_limits(call: Call) -> ApiAnswer:
         wanted = call.identity.name
     elif wanted is not None:
         _found(call)
-    every = [
-        {"user": name, "value": dict(limits)}
-        for name, limits in call.broker.logins.limits.all()
-        if wanted in (None, name)
-    ]
-    return Listing(call, every, lambda found: found, lambda found: (str(found["user"]),)).answer()
+    return Listing(
+        call,
+        call.broker.logins.limits.all(),
+        lambda found: {"user": found[0], "value": dict(found[1])},
+        lambda found: (found[0],),
+        lambda found: wanted in (None, found[0]),
+    ).answer()
 
 
 def put_limit(call: Call) -> None:

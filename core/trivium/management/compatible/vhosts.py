@@ -9,13 +9,18 @@ from typing import TYPE_CHECKING, Final
 from trivium.management.calls import BadRequest, Call
 from trivium.management.census import Census
 from trivium.management.compatible.general import messages_of
+from trivium.management.compatible.shown import NODE
+from trivium.management.compatible.stats import Stats
 from trivium.management.endpoints import ADMINISTRATORS, UNCHECKED, Endpoint
-from trivium.management.listing import Listing
+from trivium.management.figures import Sums, of_connection, of_traffic
+from trivium.management.listing import Listing, Slices, only_columns
 from trivium.management.values import checked, encode, flag_of, text_of
 from trivium.observability.api import ApiAnswer
 from trivium.vhost.settings import VirtualHostSettings
 
 if TYPE_CHECKING:
+    from trivium.common.counters import Traffic
+    from trivium.runtime.broker import Broker
     from trivium.vhost.virtual_host import VirtualHost
 
 
@@ -31,21 +36,30 @@ def fields(vhost: VirtualHost) -> dict[str, object]:
     }
 
 
-_Counted = tuple["VirtualHost", Census]
+_Counted = tuple["VirtualHost", Census, "Traffic"]
 
 
-def _counted(vhosts: Iterable[VirtualHost]) -> Iterator[_Counted | None]:
-    """Each with what is in it; None where others are to be served."""
+def _counted(broker: Broker, vhosts: Iterable[VirtualHost]) -> Iterator[_Counted | None]:
+    """Each with what is in it, and what its clients counted; None where others may be served."""
+    sums = Sums(broker)
+    for _ in sums.count():
+        yield None
     for vhost in vhosts:
         census = Census()
         for _ in census.count([vhost]):
             yield None
-        yield vhost, census
+        yield vhost, census, sums.of_vhost(vhost.name)
 
 
-def _described(found: _Counted) -> dict[str, object]:
-    vhost, census = found
-    return {**fields(vhost), **messages_of(census)}
+def _described(found: _Counted, stats: Stats) -> dict[str, object]:
+    vhost, census, traffic = found
+    return {
+        **fields(vhost),
+        "cluster_state": {NODE: "running"},
+        **stats.lengths(vhost, messages_of(census)),
+        **stats.message_stats(vhost, of_traffic(traffic)),
+        **stats.bytes(vhost, of_connection(traffic)),
+    }
 
 
 def get_all(call: Call) -> ApiAnswer:
@@ -53,16 +67,28 @@ def get_all(call: Call) -> ApiAnswer:
     every = list(call.broker.vhosts.values()) if call.watches else call.vhosts()
     if call.asks("disable_stats"):
         return Listing(call, every, fields, lambda vhost: (vhost.name,)).answer()
-    return Listing(call, _counted(every), _described, lambda found: (found[0].name,)).answer()
+    stats = Stats(call)
+    return Listing(
+        call,
+        _counted(call.broker, every),
+        lambda found: _described(found, stats),
+        lambda found: (found[0].name,),
+    ).answer()
 
 
 def get_one(call: Call) -> ApiAnswer:
     """One."""
     vhost = call.vhost
+    stats = Stats(call)
 
     def parts() -> Iterator[bytes]:
-        for found in _counted([vhost]):
-            yield b"" if found is None else encode(_described(found))
+        slices = Slices()
+        for found in _counted(call.broker, [vhost]):
+            if found is not None:
+                yield encode(only_columns(call, _described(found, stats)))
+            elif slices.is_over:
+                yield b""
+                slices.begin()
 
     return ApiAnswer(200, parts=parts())
 

@@ -8,7 +8,7 @@ import json
 import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Final, Literal, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed
 from trivium.idempotence.deduplication import REQUEST, Settings, short_id
@@ -27,7 +27,7 @@ from trivium.management.rest.operations import (
 from trivium.management.rest.schema import About, Count, Name, Table, Time, shown_model
 from trivium.management.stream_reading import Batches, PartitionRead, end_of, messages_in
 from trivium.management.values import encode, shown
-from trivium.messages.delivery import DELAY_HEADER, MAX_DELAY
+from trivium.messages.delivery import DELAY_HEADER, DELIVERY_MODES, MAX_DELAY
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium.messages.topics import topic_of
 from trivium.messages.tracing import TRACEPARENT, TRACESTATE, parse_traceparent
@@ -58,6 +58,9 @@ KEY_MS: Final = 24 * 3600 * 1000
 MAX_KEY: Final = 255
 #: What windows of such keys are called.
 _KEYS: Final = Settings(True, "", MAX_KEYS, KEY_MS)
+
+#: Delivery modes by their numbers.
+_MODES: Final = {number: name for name, number in DELIVERY_MODES.items()}
 
 _Text = Annotated[str | None, About(longest=255)]
 _Mode = Literal["at-most-once", "at-least-once", "exactly-once"]
@@ -109,19 +112,28 @@ class LeaseRequest:
 
 
 @dataclass(frozen=True, slots=True)
-class QueuedMessage:
-    """A message of a queue."""
+class Shown:
+    """A message, with all that its publisher says of it."""
 
-    lease: Annotated[str | None, About(text="names it; null: it is settled already")]
-    redelivered: bool
     exchange: str
     key: str
     published_at: Time
     payload: Annotated[str | None, About(text="null where it is no text, in UTF-8")]
     payload_base64: str
+    mode: Annotated[_Mode, About(text="as its publisher's protocol states it")]
+    priority: Count
     content_type: str | None
-    message_id: str | None
+    properties: Annotated[Table, About(text="those that are set")]
     headers: Table
+
+
+@dataclass(frozen=True, slots=True)
+class QueuedMessage(Shown):
+    """A message of a queue."""
+
+    lease: Annotated[str | None, About(text="names it; null: it is settled already")]
+    redelivered: bool
+    message_id: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,18 +160,10 @@ class Settled:
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class Record(Shown):
     """A message of a stream."""
 
     offset: Count
-    exchange: str
-    key: str
-    published_at: Time
-    payload: Annotated[str | None, About(text="null where it is no text, in UTF-8")]
-    payload_base64: str
-    content_type: str | None
-    properties: Annotated[Table, About(text="those that are set")]
-    headers: Table
 
 
 @dataclass(frozen=True, slots=True)
@@ -469,21 +473,30 @@ def _topic(key: bytes | None) -> object:
 
 def queued(entry: QueueEntry, token: str | None) -> QueuedMessage:
     """A message of a queue as it is shown."""
-    message = entry.message
-    properties = message.properties()
-    text, encoded = texts_of(message.payload)
     return QueuedMessage(
         lease=token,
         redelivered=entry.is_redelivered,
-        exchange=message.address.exchange,
-        key=message.address.key.decode(errors="replace"),
-        published_at=message.timestamp,
-        payload=text,
-        payload_base64=encoded,
-        content_type=properties.content_type,
-        message_id=properties.message_id,
-        headers=headers_of(properties),
+        message_id=entry.message.properties().message_id,
+        **_fields_of(entry.message),
     )
+
+
+def _fields_of(message: Message) -> dict[str, Any]:
+    """Those of ``Shown``."""
+    properties = message.properties()
+    text, encoded = texts_of(message.payload)
+    return {
+        "exchange": message.address.exchange,
+        "key": message.address.key.decode(errors="replace"),
+        "published_at": message.timestamp,
+        "payload": text,
+        "payload_base64": encoded,
+        "mode": _MODES[message.mode],
+        "priority": message.priority,
+        "content_type": properties.content_type,
+        "properties": properties_of(properties),
+        "headers": headers_of(properties),
+    }
 
 
 def settle(call: Call) -> None:
@@ -585,19 +598,7 @@ def _read(
 
 def recorded(offset: int, message: Message) -> Record:
     """A message of a stream as it is shown."""
-    properties = message.properties()
-    text, encoded = texts_of(message.payload)
-    return Record(
-        offset,
-        message.address.exchange,
-        message.address.key.decode(errors="replace"),
-        message.timestamp,
-        text,
-        encoded,
-        properties.content_type,
-        properties_of(properties),
-        headers_of(properties),
-    )
+    return Record(offset=offset, **_fields_of(message))
 
 
 _PUBLISH: Final = "vhosts/{vhost}/exchanges/{exchange}/messages"

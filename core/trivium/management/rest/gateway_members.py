@@ -18,12 +18,13 @@ from trivium.management.group_reading import (
 from trivium.management.rest.gateway import (
     MAX_RECORD_BYTES,
     MAX_WAIT_MS,
+    Record,
     in_parts,
     recorded,
 )
 from trivium.management.rest.groups import Position, commit_all
 from trivium.management.rest.operations import Parameter, answer, asked, body_of, operation
-from trivium.management.rest.schema import About, Count, Name, Table, Time, shown_model
+from trivium.management.rest.schema import About, Count, Name, shown_model
 from trivium.management.stream_reading import end_of, messages_in
 from trivium.management.values import encode
 from trivium.observability.api import ApiAnswer, ApiRefused, refusal
@@ -98,19 +99,11 @@ class Revoked:
 
 
 @dataclass(frozen=True, slots=True)
-class GroupRecord:
+class GroupRecord(Record):
     """A message of a stream."""
 
     stream: Name
     partition: Count
-    offset: Count
-    exchange: str
-    key: str
-    published_at: Time
-    payload: Annotated[str | None, About(text="null where it is no text, in UTF-8")]
-    payload_base64: str
-    content_type: str | None
-    headers: Table
 
 
 @dataclass(frozen=True, slots=True)
