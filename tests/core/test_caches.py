@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Callable
 
@@ -9,8 +10,11 @@ import pytest
 
 from tests.support import mqtt
 from tests.support.core import open_vhost
+from tests.support.steps import living
 from trivium.common.equivalence import MAX_TOLD_LENGTH, UnknownArguments
-from trivium.routing.exchanges import Binding
+from trivium.messages.topics import key_of
+from trivium.queues.queue import Queue
+from trivium.routing.exchanges import Binding, Route
 from trivium.security.identity import Identity
 from trivium.security.permissions import (
     MAX_ACCESS_BYTES,
@@ -69,12 +73,48 @@ def test_routes_are_remembered_up_to_so_many_bytes() -> None:
     assert vhost.route(exchange, b"a") is not first
 
 
+def by_vhost(cache: TopicCache, topic: bytes) -> Route:
+    return cache.vhost.route(cache.exchange, key_of(topic))
+
+
 def asks_for_name(access: Access, name: str) -> bool:
     return access.may(READ, name)
 
 
 def asks_for_topic(access: Access, name: str) -> bool:
     return access.may_topic(READ, "x", name.encode())
+
+
+@pytest.mark.parametrize("find", [TopicCache.route, by_vhost])
+def test_routes_to_queues_that_are_gone_are_forgotten(
+    find: Callable[[TopicCache, bytes], Route],
+) -> None:
+    """Clients that come with a queue of their own and leave keep no queues in memory."""
+    vhost = open_vhost()
+    cache = TopicCache(vhost)
+    before = living(Queue)
+    for number in range(100):
+        queue = vhost.declare_queue(f"q{number}")
+        vhost.bind(cache.exchange, Binding(queue, b"visit.%d" % number))
+        assert find(cache, b"visit/%d" % number).destinations == [queue]
+        vhost.delete_queue(queue)
+        del queue
+    gc.collect()
+    assert living(Queue) < before + 10
+
+
+def test_what_is_up_to_date_is_not_forgotten() -> None:
+    vhost = open_vhost()
+    cache = TopicCache(vhost)
+    found = [cache.route(b"%d" % number) for number in range(100)]
+    assert all(cache.route(b"%d" % number) is found[number] for number in range(100))
+    vhost.bind(cache.exchange, Binding(vhost.declare_queue("q"), b"#"))
+    # Each is found again, however the others are forgotten meanwhile.
+    again = [cache.route(b"%d" % number) for number in range(100)]
+    assert all(len(each.destinations) == 1 for each in again)
+    before = cache.cost
+    assert all(cache.route(b"%d" % number) is again[number] for number in range(100))
+    assert cache.cost == before == sum(each.cost for each in again)
 
 
 ASKS = pytest.mark.parametrize("asks", [asks_for_name, asks_for_topic])

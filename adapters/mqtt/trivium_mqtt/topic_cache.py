@@ -7,6 +7,7 @@ from typing import Final
 from trivium.messages.message import Address
 from trivium.messages.topics import key_of
 from trivium.routing.exchanges import Exchange, RefusedRoute, Route
+from trivium.routing.route_cache import RouteCache
 from trivium.security.permissions import WRITE, Access
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_mqtt.codec.wire import check_text, check_topic_name
@@ -30,10 +31,14 @@ class TopicCache:
         self.vhost = vhost
         self._access = access
         self.exchange: Exchange = vhost.exchange(EXCHANGE)
-        self._routes: dict[bytes, Route] = {}
-        #: what it takes of memory, about
-        self.cost = 0
-        self._most = MAX_COST if access is None else MAX_RESTRICTED_COST
+        self._cache = RouteCache(MAX_TOPICS, MAX_COST if access is None else MAX_RESTRICTED_COST)
+        # Those of the cache: a look-up is on the way of each message.
+        self._routes = self._cache.routes
+
+    @property
+    def cost(self) -> int:
+        """What it takes of memory, about."""
+        return self._cache.cost
 
     def route(self, topic: bytes) -> Route:
         """The route of ``topic``. Raises RemoteError when it is not a topic name."""
@@ -47,22 +52,13 @@ class TopicCache:
         check_text(topic)
         check_topic_name(topic)
         found = self._route(key_of(topic))
-        self._remember(topic, found)
+        self._cache.remember(topic, found)
         return found
-
-    def _remember(self, topic: bytes, route: Route) -> None:
-        cost = route.cost
-        before = self._routes.get(topic)
-        self.cost += cost if before is None else cost - before.cost
-        if len(self._routes) >= MAX_TOPICS or self.cost > self._most:
-            self._routes.clear()
-            self.cost = cost
-        self._routes[topic] = route
 
     def renew(self, topic: bytes, stale: Route) -> Route:
         """The route of ``topic`` after the topology changed."""
         found = self._route(stale.address.key)
-        self._remember(topic, found)
+        self._cache.remember(topic, found)
         return found
 
     def _route(self, key: bytes) -> Route:

@@ -20,6 +20,7 @@ from trivium.routing.exchanges import (
     Route,
     group_by_destination,
 )
+from trivium.routing.route_cache import RouteCache
 from trivium.routing.taps import Tap
 from trivium.vhost.policies import EXCHANGES
 
@@ -80,15 +81,18 @@ class Routes:
 
     def __init__(self, vhost: VirtualHost) -> None:
         self._vhost = vhost
-        self._routes: dict[tuple[str, bytes], Route] = {}
-        #: what they take of memory, about
-        self.cost = 0
+        self._cache = RouteCache(MAX_ROUTES, MAX_COST)
+
+    @property
+    def cost(self) -> int:
+        """What they take of memory, about."""
+        return self._cache.cost
 
     def of_key(self, exchange: Exchange, key: bytes) -> Route:
         """The route of ``key`` through ``exchange``, remembered until the topology changes."""
         version = self._vhost.topology_version
         place = (exchange.name, key)
-        found = self._routes.get(place)
+        found = self._cache.routes.get(place)
         if found is not None and found.topology_version == version:
             return found
         address = Address(exchange.name, key) if found is None else found.address
@@ -98,11 +102,7 @@ class Routes:
         if walked is None:
             walked = MessageRoute(self, version, exchange, address)
         walked = self._tapped(walked, exchange)
-        self.cost += walked.cost if found is None else walked.cost - found.cost
-        if len(self._routes) >= MAX_ROUTES or self.cost > MAX_COST:
-            self._routes.clear()
-            self.cost = walked.cost
-        self._routes[place] = walked
+        self._cache.remember(place, walked)
         return walked
 
     def of_keys(self, exchange: Exchange, keys: list[bytes], message: Message) -> Route:
