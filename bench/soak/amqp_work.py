@@ -52,8 +52,8 @@ async def channel(port: int, *, confirms: bool = True) -> AsyncIterator[Abstract
             opened = await connection.channel(publisher_confirms=confirms)
         yield opened
     except Exception as error:
-        # It may be any where the connection is lost.
-        if connection.is_closed:
+        # It may be any where the connection is lost, and is a bare one where that has just begun.
+        if connection.is_closed or type(error) is Exception:
             raise ConnectionResetError(repr(error)) from error
         raise
     finally:

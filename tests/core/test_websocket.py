@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import random
 import zlib
 from collections.abc import AsyncIterator, Callable
@@ -11,8 +12,11 @@ from importlib.metadata import EntryPoint
 from typing import Any
 
 import pytest
+from websockets.http11 import Request
+from websockets.server import ServerProtocol
 
 import trivium.runtime.listeners
+from tests.support.steps import living
 from tests.support.websocket import ACCEPT, masked, read_frame, read_head, request
 from trivium import Broker, Config
 from trivium.config import LimitsConfig, Listen, ListenerConfig, StorageConfig
@@ -181,6 +185,21 @@ def answer(head: bytes, terms: Terms = TERMS) -> str:
         return negotiate(head, terms)[1].decode()
     except Rejected as rejected:
         return rejected.answer.decode()
+
+
+@pytest.mark.parametrize(
+    "header", ["Origin: http://elsewhere", "Sec-WebSocket-Protocol: other", "Host: ", "\0: x"]
+)
+def test_nothing_is_left_of_a_request_that_is_refused(header: str) -> None:
+    """No collection is needed, nor made: it would walk all messages."""
+    gc.collect()
+    gc.disable()
+    try:
+        before = living(ServerProtocol), living(Request)
+        assert answer(request("/mqtt", header)).startswith("HTTP/1.1 4")
+        assert (living(ServerProtocol), living(Request)) == before
+    finally:
+        gc.enable()
 
 
 def test_rfc_6455_1_3_key_is_answered() -> None:

@@ -19,6 +19,9 @@ import pika
 import pika.exceptions
 from paho.mqtt.enums import CallbackAPIVersion
 from pika.adapters.blocking_connection import BlockingChannel
+from websockets.exceptions import ConnectionClosed
+from websockets.sync.client import ClientConnection, connect
+from websockets.typing import Subprotocol
 
 import trivium_native
 
@@ -52,6 +55,25 @@ def websocket_vanishes(host: str, port: int) -> None:
     client = _mqtt(host, port, "websockets")
     client.loop_stop()
     # The process ends without another word.
+
+
+def _websocket(host: str, port: int) -> ClientConnection:
+    client = connect(f"ws://{host}:{port}/mqtt", subprotocols=[Subprotocol("mqtt")])
+    client.send(b"\x10\x0e\x00\x04MQTT\x05\x02\x00\x00\x00\x00\x01c")
+    assert client.recv()
+    return client
+
+
+def websocket_closes(host: str, port: int) -> None:
+    _websocket(host, port).close()
+
+
+def websocket_is_wrong(host: str, port: int) -> None:
+    """It sends a frame of no known kind."""
+    client = _websocket(host, port)
+    client.socket.sendall(b"\x83\x80\0\0\0\0")
+    with contextlib.suppress(ConnectionClosed):
+        client.recv()
 
 
 def mqtt_vanishes(host: str, port: int) -> None:
@@ -201,7 +223,7 @@ VISITS: dict[str, list[Callable[[str, int], None]]] = {
     "amqp": [amqp_reads, amqp_closes, amqp_transacts, amqp_errs, amqp_vanishes, amqp_is_refused],
     "native": [native_closes],
     "http": [http_asks, http_borrows],
-    "ws": [websocket_disconnects, websocket_vanishes],
+    "ws": [websocket_disconnects, websocket_vanishes, websocket_closes, websocket_is_wrong],
 }
 
 if __name__ == "__main__":

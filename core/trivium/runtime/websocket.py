@@ -151,6 +151,14 @@ def negotiate(head: bytes, terms: Terms) -> tuple[ServerProtocol, bytes]:
     if words[0] != b"GET":
         raise _rejected(HTTPStatus.METHOD_NOT_ALLOWED, "Use GET.", ("Allow", "GET"))
     protocol = _Protocol(terms)
+    try:
+        return protocol, _grant(protocol, head, terms)
+    except Rejected:
+        part_from(protocol)
+        raise
+
+
+def _grant(protocol: ServerProtocol, head: bytes, terms: Terms) -> bytes:
     protocol.receive_data(head)
     requests = protocol.events_received()
     if not requests or not isinstance(requests[0], Request):
@@ -169,7 +177,16 @@ def negotiate(head: bytes, terms: Terms) -> tuple[ServerProtocol, bytes]:
     answer = b"".join(protocol.data_to_send())
     if response.status_code != HTTPStatus.SWITCHING_PROTOCOLS:
         raise Rejected(answer)
-    return protocol, answer
+    return answer
+
+
+def part_from(protocol: ServerProtocol) -> None:
+    """It is done with. It and its parser, and what has refused a request and the request, know
+    each other: they would keep each other in memory.
+    """
+    if protocol.handshake_exc is not None:
+        protocol.handshake_exc.__traceback__ = None
+    vars(protocol).clear()
 
 
 def _rejected(status: HTTPStatus, text: str, *headers: tuple[str, str]) -> Rejected:
@@ -353,6 +370,7 @@ class WebSocket:
         self._inner.connection_lost(error)
         # The driver has this as its transport: they would keep each other in memory.
         del self._inner
+        part_from(self._protocol)
 
     def _failed(self) -> None:
         logger.exception("internal error in a WebSocket, it is closed")
