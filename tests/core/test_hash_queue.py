@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
 
 from tests.support import mqtt
 from tests.support.authentication import MOSQUITTO_7, Pool
+from tests.support.steps import living
 from trivium.common.events import Events
 from trivium.config import Config
 from trivium.runtime.authentication import Authentication
@@ -65,6 +67,23 @@ def test_so_many_hashes_are_under_way(monkeypatch: pytest.MonkeyPatch) -> None:
     assert queue.hashed == [f"u{number}" for number in range(20)]
     assert set(queue.answers.values()) == {True}
     assert len(queue.queue) == 0
+
+
+def test_an_attempt_that_is_over_is_freed_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No collection is needed, nor made: it would walk all messages."""
+    queue = Queue(monkeypatch)
+    gc.collect()
+    gc.disable()
+    try:
+        before = living(Attempt)
+        for number in range(4):
+            queue.put(f"u{number}", is_gone=lambda: True)
+            queue.put(f"v{number}", "10.0.0.2")
+        queue.pool.run()
+        assert len(queue.answers) == 8
+        assert living(Attempt) == before
+    finally:
+        gc.enable()
 
 
 def test_addresses_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:

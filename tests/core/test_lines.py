@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 
 import pytest
 
 from tests.support.authentication import MOSQUITTO_7, Moved, Pool
+from tests.support.steps import living
 from trivium.common.events import Events
 from trivium.config import Config, UserConfig
 from trivium.runtime.authentication import Authentication
@@ -244,3 +246,21 @@ def test_what_an_answer_raises_keeps_nobody_in_line() -> None:
             door.held.answer()
     door.clock.move(250)
     assert len(door.held.asked) == 1
+
+
+def test_an_attempt_that_is_over_is_freed_at_once() -> None:
+    """No collection is needed, nor made: it would walk all messages."""
+    door = Door()
+    gc.collect()
+    gc.disable()
+    try:
+        before = living(Attempt)
+        for _ in range(10):
+            door.come()
+        while door.held.asked:
+            door.held.answer("ann")
+            door.clock.move(0)
+        assert door.answers == [True] * 10
+        assert living(Attempt) == before
+    finally:
+        gc.enable()

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ParamSpec
+
+P = ParamSpec("P")
 
 #: Told the name of an event, such as "queue.created", and what it is about.
 EventListener = Callable[[str, dict[str, object]], None]
@@ -25,13 +28,13 @@ class Events:
         """Tell ``listener`` of each event from now on. It must not raise."""
         self._listeners.append(listener)
 
-    def for_served(self, work: Callable[[], None]) -> Callable[[], None]:
+    def for_served(self, work: Callable[P, None]) -> Callable[P, None]:
         """``work``, to be done later in the name of whoever is served now."""
         serving = self.serving
 
-        def resumed() -> None:
+        def resumed(*args: P.args, **kwargs: P.kwargs) -> None:
             self.serving = serving
-            work()
+            work(*args, **kwargs)
 
         return resumed
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 from collections import OrderedDict, deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from trivium.common.events import Events
@@ -31,7 +32,7 @@ MAX_WAITING: Final = 4096
 class _Waiting:
     """A password that waits for its turn, and whose it is."""
 
-    __slots__ = ("attempt", "result", "since", "tell", "work")
+    __slots__ = ("attempt", "since", "tell", "work")
 
     def __init__(
         self, attempt: Attempt, work: Callable[[], bool], hashed: Hashed, events: Events, now: int
@@ -39,8 +40,7 @@ class _Waiting:
         self.attempt = attempt
         self.work = work
         self.since = now
-        self.result: bool | None = None
-        self.tell = events.for_served(lambda: hashed(self.result))
+        self.tell = events.for_served(hashed)
 
 
 class HashQueue:
@@ -104,7 +104,7 @@ class HashQueue:
         if not queue:
             del self._queues[address]
         self._waiting -= 1
-        self._clock.call_later(0, waiting.tell)
+        self._clock.call_later(0, partial(waiting.tell, None))
 
     def _next(self) -> _Waiting:
         address, queue = self._queues.popitem(last=False)
@@ -119,16 +119,15 @@ class HashQueue:
         while self._queues and self._under_way < AT_ONCE:
             waiting = self._next()
             if self._is_over(waiting, now):
-                self._clock.call_later(0, waiting.tell)
+                self._clock.call_later(0, partial(waiting.tell, None))
             else:
                 self._begin(waiting)
 
     def _begin(self, waiting: _Waiting) -> None:
         def finished(result: bool) -> None:
             self._under_way -= 1
-            waiting.result = result
             try:
-                waiting.tell()
+                waiting.tell(result)
             finally:
                 self._go_on()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Final
 
 from trivium.common.events import Events
@@ -24,13 +25,12 @@ Begin = Callable[[bool], None]
 
 
 class _Waiting:
-    __slots__ = ("attempt", "begin", "may_begin", "since")
+    __slots__ = ("attempt", "begin", "since")
 
     def __init__(self, attempt: Attempt, begin: Begin, events: Events, now: int) -> None:
         self.attempt = attempt
         self.since = now
-        self.may_begin = False
-        self.begin = events.for_served(lambda: begin(self.may_begin))
+        self.begin = events.for_served(begin)
 
 
 class _Line:
@@ -84,17 +84,17 @@ class Lines:
         line = self._lines[name]
         line.under_way -= 1
         now = self._clock.now()
-        begin: list[_Waiting] = []
+        begin: list[tuple[_Waiting, bool]] = []
         while line.waiting and (lets_all or line.under_way < self._at_once(name)):
             waiting = line.waiting.popleft()
             self._waiting -= 1
-            waiting.may_begin = not self._is_over(waiting, now)
-            line.under_way += waiting.may_begin
-            begin.append(waiting)
+            may_begin = not self._is_over(waiting, now)
+            line.under_way += may_begin
+            begin.append((waiting, may_begin))
         if not line.under_way:
             del self._lines[name]
-        for waiting in begin:
-            self._clock.call_later(0, waiting.begin)
+        for waiting, may_begin in begin:
+            self._clock.call_later(0, partial(waiting.begin, may_begin))
 
     def _is_over(self, waiting: _Waiting, now: int) -> bool:
         return now - waiting.since > self._patience_ms or waiting.attempt.is_gone()
@@ -104,7 +104,7 @@ class Lines:
         over = [each for each in line.waiting if self._is_over(each, now)]
         for waiting in over:
             line.waiting.remove(waiting)
-            self._clock.call_later(0, waiting.begin)
+            self._clock.call_later(0, partial(waiting.begin, False))
         self._waiting -= len(over)
 
 
