@@ -380,6 +380,17 @@ async def test_what_the_caller_may_not_do_is_refused() -> None:
             assert (status, found["error"]) == (401, "not_authorised"), path
 
 
+@pytest.mark.parametrize("kind", ["exchanges", "queues"])
+async def test_a_name_is_no_longer_than_amqp_can_say(kind: str) -> None:
+    async with serve() as site:
+        for name in ("p" * 255, "%C3%BC" * 127):
+            await site.put(f"{kind}/%2F/{name}", {"durable": True})
+        for name in ("p" * 256, "%C3%BC" * 128):
+            status, found = await site.ask("PUT", f"{kind}/%2F/{name}", {"durable": True})
+            assert status == 400
+            assert "has 1 to 255 bytes" in found["reason"]
+
+
 async def test_exchanges_and_bindings() -> None:
     async with serve() as site:
         await site.put("exchanges/%2F/ex", {"type": "topic", "durable": True})

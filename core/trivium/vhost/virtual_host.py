@@ -76,8 +76,8 @@ from trivium.vhost.suspensions import Suspensions, declared, take_over
 from trivium.vhost.topology_rows import TopologyRows
 from trivium.vhost.totals import Totals
 
-#: Longest name of a stream, in UTF-8: what fits an AMQP short string.
-MAX_STREAM_NAME_BYTES: Final = 255
+#: Longest name of an exchange, queue or stream, in UTF-8: what fits an AMQP short string.
+MAX_NAME_BYTES: Final = 255
 
 #: Arguments that mean something on an exchange.
 EXCHANGE_ARGUMENTS: Final = DEDUPLICATION_ARGUMENTS | {"alternate-exchange", "x-delayed-type"}
@@ -158,8 +158,8 @@ class VirtualHost(StreamNamespace):
         """The exchange with these properties, made when it is new. Its alternate exchange is in
         force by the rights of each ``declarer`` who might give it that.
 
-        Raises PreconditionFailed where it exists with others or there is no such type, and
-        AccessRefused for a new name that starts with ``amq.``.
+        Raises PreconditionFailed where it exists with others, there is no such type or the name is
+        too long, and AccessRefused for a new name that starts with ``amq.``.
         """
         wanted = {} if arguments is None else arguments
         what = f"exchange '{name}' in vhost '{self.name}'"
@@ -180,8 +180,7 @@ class VirtualHost(StreamNamespace):
             require_same_arguments(what, known.arguments, wanted, EXCHANGE_ARGUMENTS)
             take_over(self, known, declarer)
             return known
-        if name.startswith("amq."):
-            raise AccessRefused(f"exchange name '{name}' contains reserved prefix 'amq.*'")
+        _check_new(name, "exchange")
         check_exchange_name(wanted, "alternate-exchange", what)
         self.refuse_brokers_own(wanted.get("alternate-exchange"))
         exchange_settings(wanted, what)
@@ -258,8 +257,9 @@ class VirtualHost(StreamNamespace):
         default the owner), ``user`` has the queues that it made. Its dead letter exchange is in
         force by the rights of each ``declarer`` who might give it that.
 
-        Raises as ``queue`` does, PreconditionFailed for other properties, AccessRefused for a new
-        name that starts with ``amq.``, QuotaExceeded where there are as many as there may be.
+        Raises as ``queue`` does, PreconditionFailed for other properties or a name that is too
+        long, AccessRefused for a new one that starts with ``amq.``, QuotaExceeded where there are
+        as many as there may be.
         """
         wanted = {} if arguments is None else dict(arguments)
         if wanted.get("x-queue-type") == CLASSIC:
@@ -281,8 +281,8 @@ class VirtualHost(StreamNamespace):
         if name in self.streams:
             self.require_stream(name, durable, owner is not None, auto_delete)
             require_same_arguments(what, {QUEUE_TYPE: STREAM}, wanted, (QUEUE_TYPE,))
-        if name.startswith("amq.") and not adapter:
-            raise AccessRefused(f"queue name '{name}' contains reserved prefix 'amq.*'")
+        if not adapter:
+            _check_new(name, "queue")
         check_queue_arguments(wanted, what, durable, owner is not None, auto_delete)
         self.refuse_brokers_own(wanted.get("x-dead-letter-exchange"))
         if not name and queue_type(wanted) != CLASSIC:
@@ -389,10 +389,7 @@ class VirtualHost(StreamNamespace):
         check_arguments(wanted, what, STREAM)
         if not name:
             raise NameNeeded(STREAM)
-        if len(name.encode()) > MAX_STREAM_NAME_BYTES:
-            raise PreconditionFailed(f"a stream's name has 1 to {MAX_STREAM_NAME_BYTES} bytes")
-        if name.startswith("amq."):
-            raise AccessRefused(f"stream name '{name}' contains reserved prefix 'amq.*'")
+        _check_new(name, "stream")
         if not 1 <= partitions <= MAX_PARTITIONS:
             raise PreconditionFailed(f"a stream has 1 to {MAX_PARTITIONS} partitions")
         self.broker.quotas.require([self.account], quotas.STREAMS)
@@ -669,6 +666,14 @@ def _tell_binding(vhost: VirtualHost, event: str, exchange: Exchange, binding: B
     if isinstance(target, (Queue, Stream, ExchangeDestination)):
         key = binding.pattern.decode(errors="replace")
         vhost.tell(event, exchange=exchange.name, destination=target.name, key=key)
+
+
+def _check_new(name: str, kind: str) -> None:
+    """Raise unless a client may give something of this kind the name."""
+    if name.startswith("amq."):
+        raise AccessRefused(f"{kind} name '{name}' contains reserved prefix 'amq.*'")
+    if len(name.encode()) > MAX_NAME_BYTES:
+        raise PreconditionFailed(f"{kind} name has 1 to {MAX_NAME_BYTES} bytes")
 
 
 def _require_same_queue(

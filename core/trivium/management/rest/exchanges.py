@@ -110,8 +110,10 @@ class BindingDeclaration:
 
 
 _IF_UNUSED: Final = Parameter("if_unused", bool, "only where nothing is bound to it")
+# Sessions have longer names than others.
+_Destination = Annotated[str, About(longest=65_535)]
 _SOURCE: Final = Parameter("source", _Text, "only those from this exchange")
-_DESTINATION: Final = Parameter("destination", _Text, "only those to what has this name")
+_DESTINATION: Final = Parameter("destination", _Destination, "only those to what has this name")
 
 _Item = tuple["VirtualHost", "CoreExchange"]
 
