@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
+import pika
 import pytest
 from aiohttp import web
+from pika.exceptions import ProbableAccessDeniedError
 
 from tests.support.authentication import Pool
-from trivium.config import Config, HttpAuthConfig
+from trivium.config import Config, HttpAuthConfig, ListenerConfig, StorageConfig
 from trivium.runtime.authentication import Authentication
+from trivium.runtime.broker import Broker
 from trivium.runtime.fetching import Fetcher
 from trivium.security import http_authenticator as module
 from trivium.security.attempts import Attempt, Login
+from trivium.security.permissions import Grants
 from trivium.security.web import WebAnswer, WebRequest
+from trivium_native import connect
+from trivium_native.errors import AuthenticationFailed
 
 URL = "http://auth.example/check"
 
@@ -198,8 +205,9 @@ def test_a_request_does_not_show_its_secrets() -> None:
 class WebServer:
     """Answers one path, and keeps what it was asked."""
 
-    def __init__(self, answer: web.Response) -> None:
+    def __init__(self, answer: web.Response, refuses: tuple[str, ...] = ()) -> None:
         self._answer = answer
+        self._refuses = refuses
         self.asked: list[dict[str, Any]] = []
         app = web.Application()
         app.router.add_post("/check", self._check)
@@ -207,7 +215,11 @@ class WebServer:
         self.url = ""
 
     async def _check(self, request: web.Request) -> web.Response:
-        self.asked.append(await request.json())
+        asked = await request.json()
+        self.asked.append(asked)
+        if self._refuses:
+            result = "deny" if asked["vhost"] in self._refuses else "allow"
+            return web.json_response({"result": result})
         return self._answer
 
     async def __aenter__(self) -> WebServer:
@@ -219,6 +231,10 @@ class WebServer:
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        await self.stop()
+
+    async def stop(self) -> None:
+        """Answer nobody any more."""
         await self._runner.cleanup()
 
 
@@ -273,3 +289,92 @@ def test_a_superuser_is_said_by_true_alone(said: Any) -> None:
 @pytest.mark.parametrize("name", ["a\nb", "x" * 256, "\ud800"])
 def test_what_no_user_may_be_called_is_refused_whatever_is_answered(name: str) -> None:
     assert Asked().login(answer(result="allow"), username=name) is None
+
+
+# By virtual host
+
+
+@asynccontextmanager
+async def asking(server: WebServer, own: str = "", **keys: Any) -> AsyncIterator[Broker]:
+    """A broker whose user ann may do everything in two virtual hosts, if the server lets her."""
+    config = Config(
+        listen={},
+        listeners=tuple(
+            ListenerConfig(protocol=name, address="127.0.0.1:0", name=name, virtual_host=own)
+            for name in ("amqp", "native")
+        ),
+        storage=StorageConfig(mode="memory"),
+        http_auth=HttpAuthConfig(url=server.url, **keys),
+    )
+    async with Broker(config) as broker:
+        broker.virtual_hosts.declare("farm")
+        grants = Grants()
+        for name in ("/", "farm"):
+            grants.permit(name, ".*", ".*", ".*")
+        broker.permissions.set_user("ann", grants)
+        yield broker
+
+
+async def open_amqp(broker: Broker, vhost: str) -> str:
+    """What a client is told that opens a virtual host; "" where it is in."""
+    port = int(str(broker.listeners["amqp"]).rpartition(":")[2])
+
+    def opened() -> str:
+        shown = pika.PlainCredentials("ann", "secret")
+        address = pika.ConnectionParameters("127.0.0.1", port, vhost, shown)
+        try:
+            pika.BlockingConnection(address).close()
+        except ProbableAccessDeniedError as error:
+            return str(error)
+        return ""
+
+    return await asyncio.to_thread(opened)
+
+
+REFUSED_FARM = (
+    "ConnectionClosedByBroker: (530)"
+    """ "NOT_ALLOWED - access to vhost 'farm' refused for user 'ann'\""""
+)
+
+
+async def test_an_amqp_client_is_asked_about_again_for_the_virtual_host_that_it_opens() -> None:
+    async with WebServer(web.Response(), ("farm",)) as server, asking(server) as broker:
+        told: list[tuple[str, dict[str, object]]] = []
+        broker.events.listen(lambda event, about: told.append((event, about)))
+        assert await open_amqp(broker, "/") == ""
+        assert await open_amqp(broker, "farm") == REFUSED_FARM
+        asked = [(each["vhost"], each["username"], each["password"]) for each in server.asked]
+        assert asked == [("", "ann", "secret"), ("/", "ann", "secret"), ("farm", "ann", "secret")]
+        assert await open_amqp(broker, "farm") == REFUSED_FARM
+        assert len(server.asked) == 3, "each virtual host has its own answer in the cache"
+        denied = [about["reason"] for event, about in told if event == "permission.denied"]
+        assert denied == ["access to vhost 'farm' refused for user 'ann'"] * 2
+        assert "secret" not in repr(told)
+
+
+async def test_an_authenticator_that_fails_at_the_virtual_host_refuses_it() -> None:
+    async with WebServer(web.Response(), ("-",)) as server, asking(server) as broker:
+        assert await open_amqp(broker, "/") == ""
+        await server.stop()
+        # What is remembered lets it in as far as that goes.
+        assert await open_amqp(broker, "/") == ""
+        assert await open_amqp(broker, "farm") == REFUSED_FARM
+
+
+async def test_a_listener_with_a_virtual_host_asks_for_it_once() -> None:
+    async with (
+        WebServer(web.Response(), ("",)) as server,
+        asking(server, "farm", cache_seconds=0) as broker,
+    ):
+        assert await open_amqp(broker, "/") == ""
+        assert [each["vhost"] for each in server.asked] == ["farm"]
+
+
+@pytest.mark.parametrize("own", ["", "farm"])
+async def test_a_native_client_names_its_virtual_host_with_what_it_shows(own: str) -> None:
+    async with WebServer(web.Response(), ("farm",)) as server, asking(server, own) as broker:
+        at = broker.listeners["native"]
+        with pytest.raises(AuthenticationFailed):
+            async with connect(f"trivium://ann:secret@{at}/{'' if own else 'farm'}"):
+                pass
+        assert [each["vhost"] for each in server.asked] == ["farm"]

@@ -469,6 +469,7 @@ class AmqpConnection(FramedConnection):
         self.release()
         self.replies.drop()
         self.state = states.CLOSING
+        self._handshake = None
         self.liveness.began_at = self.broker.elapsed_ms
         self.liveness.due()
         self.pause.forget_client()

@@ -12,7 +12,7 @@ from trivium.errors import AccessRefused, NotFound, QuotaExceeded
 from trivium.messages.message import HeaderValue
 from trivium.runtime.adapter import PUT_OFF, make_attempt
 from trivium.runtime.framed import FOR_PROTOCOL
-from trivium.security.attempts import Login
+from trivium.security.attempts import Attempt, Login
 from trivium_amqp import states
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
@@ -29,6 +29,7 @@ from trivium_amqp.codec.frames import (
 from trivium_amqp.codec.tables import decode_table
 
 if TYPE_CHECKING:
+    from trivium.vhost.virtual_host import VirtualHost
     from trivium_amqp.connection import AmqpConnection
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,8 @@ class Handshake:
         # The authenticator has not answered yet, and did not do so at once.
         self._is_waiting = False
         self._is_held = False
+        # What the client has shown, until it opens a virtual host: only where that decides.
+        self._shown: Attempt | None = None
 
     def start(self) -> None:
         """Send connection.start."""
@@ -136,24 +139,36 @@ class Handshake:
             return
         username, password = credentials
         connection.user = username or ""
-        self._is_waiting = True
         attempt = make_attempt(connection, username, password)
         if mechanism == EXTERNAL:
             attempt = replace(attempt, only="certificate", admits_anonymous=False)
         elif mechanism == ANONYMOUS:
             attempt = replace(attempt, only="")
+        self._shown = attempt
+        self._is_waiting = True
         connection.broker.authenticator.authenticate(attempt, self._authenticated)
-        # The answer may have come within the call.
+        self._wait()
+
+    def _wait(self) -> None:
+        """Take no input until the authenticator has answered, if it has not within the call."""
         if self._is_waiting:
             self._is_held = True
-            connection.hold_input(FOR_ANSWERS)
+            self._connection.hold_input(FOR_ANSWERS)
+
+    def _go_on(self) -> None:
+        if self._is_held and not self._connection.is_closed:
+            self._is_held = False
+            self._connection.continue_input(FOR_ANSWERS)
 
     def _authenticated(self, login: Login | None) -> None:
         connection = self._connection
-        if connection.is_closed:
+        shown, self._shown = self._shown, None
+        if connection.is_closed or connection.state is not states.STARTING:
             return
         self._is_waiting = False
         if login is not None:
+            if connection.broker.authenticator.decides_by_vhost(login):
+                self._shown = shown
             connection.admit(login)
             connection.user = login.identity.name
             connection.state = states.TUNING
@@ -169,9 +184,7 @@ class Handshake:
             )
         else:
             self._refuse()
-        if self._is_held and not connection.is_closed:
-            self._is_held = False
-            connection.continue_input(FOR_ANSWERS)
+        self._go_on()
 
     def _refuse(self) -> None:
         """The client may not come in."""
@@ -209,13 +222,54 @@ class Handshake:
 
     def _open(self, arguments: list[Any]) -> None:
         connection = self._connection
+        wanted = arguments[0]
+        vhost = self._chosen(wanted)
+        shown, self._shown = self._shown, None
+        login = connection.login
+        if shown is None or login is None or shown.vhost == vhost.name:
+            self._enter(vhost)
+            return
+        self._is_waiting = True
+        connection.broker.authenticator.enter(
+            login, replace(shown, vhost=vhost.name), lambda found: self._decided(wanted, found)
+        )
+        self._wait()
+
+    def _decided(self, wanted: str, login: Login | None) -> None:
+        """The authenticator was asked again, for the virtual host that the client opens."""
+        connection = self._connection
+        if connection.is_closed or connection.state is not states.OPENING:
+            return
+        self._is_waiting = False
+        try:
+            if login is not None:
+                connection.admit(login)
+            # Permissions and virtual hosts may be others by now.
+            vhost = self._chosen(wanted)
+            if login is None:
+                error = connection.access.refused(f"access to vhost '{vhost.name}'")
+                raise ConnectionException(NOT_ALLOWED, str(error))
+            self._enter(vhost)
+        except ConnectionException as refused:
+            connection.fail(refused, methods.CONNECTION_OPEN)
+        self._go_on()
+
+    def _chosen(self, wanted: str) -> VirtualHost:
+        """The virtual host that the client asks for. Raises ConnectionException where there is
+        none, or it may not enter."""
+        connection = self._connection
         broker = connection.broker
         try:
-            vhost = broker.virtual_hosts.chosen(connection, arguments[0])
+            vhost = broker.virtual_hosts.chosen(connection, wanted)
             connection.access = broker.permissions.access(connection.identity, vhost.name)
             connection.access.require_entry()
         except (NotFound, AccessRefused) as error:
             raise ConnectionException(NOT_ALLOWED, str(error)) from None
+        return vhost
+
+    def _enter(self, vhost: VirtualHost) -> None:
+        """The client is in a virtual host. Raises ConnectionException where that is full."""
+        connection = self._connection
         try:
             connection.usage.enter(connection.identity, vhost.name)
         except QuotaExceeded as error:
@@ -269,7 +323,7 @@ class Renewal:
         connection = self._connection
         login = connection.login
         assert login is not None, "an open connection has authenticated"
-        attempt = make_attempt(connection, login.identity.name, secret)
+        attempt = make_attempt(connection, login.identity.name, secret, vhost=connection.vhost.name)
         connection.broker.authenticator.renew(login, attempt, self._decided)
         if self._is_waiting:
             self._is_held = True

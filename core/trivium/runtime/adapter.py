@@ -545,7 +545,7 @@ def make_attempt(
         protocol=listener.protocol,
         listener=peer.listener.name,
         client_id=client_id,
-        vhost=vhost or listener.virtual_host,
+        vhost=listener.virtual_host or vhost,
         certificate_user="" if peer.certificate is None else peer.certificate.user_name,
         is_certificate_ambiguous=peer.certificate is not None and peer.certificate.is_ambiguous,
         is_gone=lambda: connection.is_closed,

@@ -108,6 +108,8 @@ class Method:
     name = ""
     #: whether its users may have SCRAM keys
     has_scram = False
+    #: whether it may decide otherwise for another virtual host
+    decides_by_vhost = False
 
     def check(self, attempt: Attempt, decided: Decided) -> None:
         """Call `decided` with what is to be said of the attempt."""

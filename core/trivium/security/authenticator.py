@@ -175,6 +175,19 @@ class Authenticator:
             return
         self.authenticate(replace(attempt, renews=login.identity.name), done)
 
+    def decides_by_vhost(self, login: Login) -> bool:
+        """Whether what let a client in is to be asked again, by ``enter``, once the client names
+        its virtual host."""
+        method = self._methods.get(login.method)
+        return method is not None and method.decides_by_vhost
+
+    def enter(self, login: Login, attempt: Attempt, done: Done) -> None:
+        """Call `done` with what holds in the virtual host of an attempt that has led to ``login``
+        before it was named; None where the client may not enter it. It is no login of its own:
+        nothing is counted, and nothing told."""
+        method = self._methods[login.method]
+        method.check(attempt, lambda verdict: done(verdict.login))
+
     def changed(self) -> None:
         """Users or their passwords are others than before."""
         self._decoys.clear()

@@ -48,6 +48,7 @@ class HttpAuthenticator(Method):
     """Decides by what a server answers."""
 
     name = HTTP
+    decides_by_vhost = True
 
     def __init__(self, rules: WebRules, fetch: Fetch, now_ms: Callable[[], int]) -> None:
         self._rules = rules
