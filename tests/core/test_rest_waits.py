@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
 import jwt
 import pytest
+from yarl import URL
 
 from tests.support.core import message
 from tests.support.rest import Site, authorization, serve
 from trivium.config import JwtConfig
 from trivium.management.calls import Call
 from trivium.management.waits import Waits
+from trivium.observability import http
 from trivium.observability.browsers import PAGE_HEADER
 
 SECRET = "s" * 32
@@ -153,3 +155,37 @@ async def test_what_comes_in_the_same_moment_is_not_taken(
             ("x", False)
         ]
         assert len(queue.consumers) == 0
+
+
+async def test_a_request_whose_body_takes_long_is_not_carried_out_for_who_may_not_stay(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    began = asyncio.Event()
+    read = http._read_body
+
+    async def reading(*arguments: Any) -> Any:
+        began.set()
+        return await read(*arguments)
+
+    async with serve(tmp_path) as site:
+        shown, _ = await came(site, "password")
+        monkeypatch.setattr(http, "_read_body", reading)
+        rest = asyncio.Event()
+
+        async def body() -> AsyncIterator[bytes]:
+            yield b'{"durable": '
+            await rest.wait()
+            yield b"true}"
+
+        headers = {**shown, "Content-Type": "application/json"}
+        path = f"http://{site.broker.listeners['http']}/api/v1/{QUEUE}"
+        url = URL(path, encoded=True)
+        asked = asyncio.create_task(site.client.put(url, data=body(), headers=headers))
+        async with asyncio.timeout(20):
+            await began.wait()
+            monkeypatch.undo()
+            assert (await site.ask("PUT", "users/new", json={"password": "q"}))[0] in (200, 204)
+            rest.set()
+            async with await asked as answer:
+                assert answer.status == 401
+        assert "q" not in site.broker.vhost("/").queues

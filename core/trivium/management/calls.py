@@ -88,6 +88,14 @@ class Call:
         login = request.login
         return login is None or self.broker.authenticator.still_holds(login, now_ms)
 
+    def require_login(self, give_back: Callable[[], None] = _nothing) -> None:
+        """Raise ApiRefused, 401, after ``give_back``, where what the caller came with does not hold
+        any more: its body, or what it waited for, took a while."""
+        if not self.may_go_on(self.broker.now_ms):
+            give_back()
+            text = "what the request came with does not hold any more"
+            raise ApiRefused(refusal(401, "not_authorised", text))
+
     def go_on(
         self, work: Callable[[], ApiAnswer | None], give_back: Callable[[], None] = _nothing
     ) -> None:
@@ -96,10 +104,7 @@ class Call:
         self.state.waits.end(self)
 
         def resumed() -> ApiAnswer | None:
-            if not self.may_go_on(self.broker.now_ms):
-                give_back()
-                text = "what the request came with does not hold any more"
-                raise ApiRefused(refusal(401, "not_authorised", text))
+            self.require_login(give_back)
             return work()
 
         self.later(resumed)

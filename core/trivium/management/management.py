@@ -127,6 +127,7 @@ class Management:
         )
 
         def work() -> ApiAnswer | None:
+            call.require_login()
             self._check(call)
             answer = endpoint.carry_out(call)
             if answer is not None and isinstance(answer.body, dict) and request.path[0] != OWN:
