@@ -17,7 +17,6 @@ from tests.support.rest import Site, authorization, serve
 from trivium.config import JwtConfig
 from trivium.management.calls import Call
 from trivium.management.waits import Waits
-from trivium.observability import http
 from trivium.observability.browsers import PAGE_HEADER
 
 SECRET = "s" * 32
@@ -158,18 +157,17 @@ async def test_what_comes_in_the_same_moment_is_not_taken(
 
 
 async def test_a_request_whose_body_takes_long_is_not_carried_out_for_who_may_not_stay(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    began = asyncio.Event()
-    read = http._read_body
+    is_in = asyncio.Event()
 
-    async def reading(*arguments: Any) -> Any:
-        began.set()
-        return await read(*arguments)
+    def heard(event: str, about: dict[str, object]) -> None:
+        if (event, about.get("user")) == ("user.authentication.success", "new"):
+            is_in.set()
 
     async with serve(tmp_path) as site:
         shown, _ = await came(site, "password")
-        monkeypatch.setattr(http, "_read_body", reading)
+        site.broker.events.listen(heard)
         rest = asyncio.Event()
 
         async def body() -> AsyncIterator[bytes]:
@@ -182,8 +180,7 @@ async def test_a_request_whose_body_takes_long_is_not_carried_out_for_who_may_no
         url = URL(path, encoded=True)
         asked = asyncio.create_task(site.client.put(url, data=body(), headers=headers))
         async with asyncio.timeout(20):
-            await began.wait()
-            monkeypatch.undo()
+            await is_in.wait()
             assert (await site.ask("PUT", "users/new", json={"password": "q"}))[0] in (200, 204)
             rest.set()
             async with await asked as answer:
