@@ -574,3 +574,12 @@ def test_a_passive_declare_that_is_refused_renews_nothing(server: Server) -> Non
     assert names(other.call(Queue.Declare(queue="q", passive=True))) == ["Channel.Close"]
     server.advance(0.001)
     assert "q" not in server.vhost.queues
+
+
+def test_a_purge_is_told(client: Client) -> None:
+    told: list[tuple[str, dict[str, object]]] = []
+    client.ask(Queue.Declare(queue="q"))
+    client.publish("q")
+    client.server.broker.events.listen(lambda event, about: told.append((event, about)))
+    client.ask(Queue.Purge(queue="q"))
+    assert ("queue.purged", {"vhost": "/", "queue": "q", "messages": 1}) in told

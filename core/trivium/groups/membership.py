@@ -477,6 +477,8 @@ class Memberships(EndOfTurn):
         joined = known.join(member, set(streams), session_ms, rebalance_ms, listener)
         self._groups[group] = known
         self._count += is_new
+        if is_new:
+            self.vhost.tell("group.member.joined", group=group, member=member)
         return joined
 
     def join_exclusively(self, group: str, holder: str) -> int:
@@ -491,7 +493,10 @@ class Memberships(EndOfTurn):
         if known is not None:
             self.settled(known)
             self._count -= len(known.members)
+            for member in known.members:
+                self.vhost.tell("group.member.left", group=group, member=member)
             known.dissolve()
+        self.vhost.tell("group.member.joined", group=group, member=holder)
         return generation
 
     def heartbeat(
@@ -515,6 +520,7 @@ class Memberships(EndOfTurn):
         if self._is_holder(group, member, generation):
             self._put_row(group, generation, None)
             self._forget_if_unused(group)
+            self.vhost.tell("group.member.left", group=group, member=member)
             return
         known = self._members(group, member)
         known.member(member, generation)
@@ -524,6 +530,7 @@ class Memberships(EndOfTurn):
         """A member is gone, for whatever reason."""
         group.leave(member)
         self._count -= 1
+        self.vhost.tell("group.member.left", group=group.name, member=member)
         if not group.members:
             del self._groups[group.name]
             group.dissolve()

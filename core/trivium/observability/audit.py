@@ -35,7 +35,10 @@ KINDS: Final[dict[str, tuple[str, ...]]] = {
         *("user.limits.", "user.key."),
     ),
     "permissions": ("permission.set", "permission.deleted", "role."),
-    "topology": ("vhost.", "exchange.", "queue.", "stream.", "binding.", "group."),
+    "topology": (
+        *("vhost.", "exchange.", "queue.", "stream.", "binding.", "group."),
+        *("retained.", "definitions."),
+    ),
     "policies": ("policy.", "operator-policy.", "global-parameter."),
 }
 #: Events that clients can cause as often as they like without any right.

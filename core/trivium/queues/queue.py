@@ -489,6 +489,7 @@ class Queue(Destination):
         if count and not self._is_dirty:
             self._is_dirty = True
             self._broker.add_unflushed(_Settlements(self))
+        self.vhost.tell("queue.purged", queue=self.name, messages=count)
         return count
 
     def deleted(self) -> None:

@@ -303,6 +303,8 @@ class Import(Timed):
                 if next(self._steps, None) is None:
                     if self._left_out:
                         self._notes.append(f"and {self._left_out} more")
+                    about = {} if self._vhost is None else {"vhost": self._vhost}
+                    broker.events.tell("definitions.imported", **about)
                     self._done(self._notes)
                     return
                 if slices.is_over:

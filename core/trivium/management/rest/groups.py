@@ -323,6 +323,8 @@ def _place(partition: Partition, wanted: Reset) -> int:
 
 def _commit(call: Call, positions: list[Position]) -> None:
     commit_all(call, positions)
+    streams = ", ".join(sorted({position.stream for position in positions}))
+    call.vhost.tell("group.reset", group=call.names["group"], streams=streams)
     call.gone()
 
 

@@ -186,6 +186,7 @@ def clear(call: Call) -> None:
     call.access.require_topic(WRITE, RETAINING_EXCHANGE, key)
     _found(call.vhost, key)
     call.vhost.retained.clear(key)
+    call.vhost.tell("retained.deleted", topic=call.names["topic"])
     call.gone()
 
 
