@@ -205,32 +205,35 @@ class AmqpConsumer(Receiver):
         self._acks = FrameBlock(ack, amqp_frames.ACK_FIELDS, most)
 
     def consume(self, filled: int) -> int:
-        if self._delivery is None:
-            self._learn(filled)
-        delivery = self._delivery
-        if delivery is None:
-            return 0
-        count = filled // delivery.size
-        used = count * delivery.size
-        for position in (0, max(0, used - delivery.size), used):
-            head = self.buffer[position : min(position + len(delivery.head), filled)]
-            if not delivery.head.startswith(head):
-                raise _unexpected(bytes(self.buffer[position:filled]), "a delivery")
-        if not count:
-            return 0
-        rows: Rows = np.frombuffer(self.buffer, dtype=self._layout, count=count)
-        self.observe(rows)
-        self._acknowledge(int(rows[DELIVERY_TAG][-1]))
+        used = 0
+        while (delivery := self._next(used, filled)) is not None:
+            if self._delivery is None:
+                self._delivery = delivery
+                self._layout = layout(delivery.size, delivery.fields)
+            form, count = self._layout, (filled - used) // delivery.size
+            if delivery.size != self._delivery.size:
+                # One with headers, as the broker gives them to what it traces.
+                form, count = layout(delivery.size, delivery.fields), 1
+            rows: Rows = np.frombuffer(self.buffer, dtype=form, count=count, offset=used)
+            alike = rows[amqp_frames.HEADER_SIZE] == rows[amqp_frames.HEADER_SIZE][0]
+            if not alike.all():
+                rows = rows[: int(alike.argmin())]
+            self.observe(rows)
+            self._acknowledge(int(rows[DELIVERY_TAG][-1]))
+            used += len(rows) * delivery.size
         return used
 
-    def _learn(self, filled: int) -> None:
-        """Take the first delivery, once it is whole, as the form of all of them."""
+    def _next(self, used: int, filled: int) -> amqp_frames.DeliveryLayout | None:
+        """The form of the delivery there, once it is whole."""
+        data = memoryview(self.buffer)[used:filled]
+        known = self._delivery
         try:
-            self._delivery = amqp_frames.delivery_layout(self.buffer, filled)
+            found = amqp_frames.delivery_layout(data, filled - used)
         except ValueError as error:
-            raise _unexpected(bytes(self.buffer[:filled]), "a delivery") from error
-        if self._delivery is not None:
-            self._layout = layout(self._delivery.size, self._delivery.fields)
+            raise _unexpected(bytes(data), "a delivery") from error
+        if known is not None and found is not None and found.head != known.head:
+            raise _unexpected(bytes(data), "a delivery")
+        return found
 
     def _acknowledge(self, tag: int) -> None:
         first = self._acknowledged + self._every

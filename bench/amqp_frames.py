@@ -52,6 +52,9 @@ CONFIRM_SELECT_OK: Final = (85, 11)
 
 DELIVERY_TAG: Final = "delivery_tag"
 DELIVERY_TAG_FORMAT: Final = ">u8"
+HEADER_SIZE: Final = "header_size"
+"""That of the frame with the properties."""
+HEADER_SIZE_FORMAT: Final = ">u4"
 
 ACK_SIZE: Final = 21
 """basic.ack and basic.nack: 8 octets of frame, 4 of method, 8 of delivery tag, 1 of bits."""
@@ -113,7 +116,7 @@ def publish(channel: int, exchange: str, routing_key: str, body: bytes) -> tuple
 
 @dataclass(frozen=True)
 class DeliveryLayout:
-    """Where things are in the deliveries to one consumer, all of one size and form."""
+    """Where things are in the deliveries to one consumer that are of one size and form."""
 
     size: int
     head: bytes
@@ -146,5 +149,8 @@ def delivery_layout(data: bytes | bytearray | memoryview, filled: int) -> Delive
     if position > filled:
         return None
     tag_at = 12 + data[11]
-    fields = {DELIVERY_TAG: (DELIVERY_TAG_FORMAT, tag_at)} | payload_fields(starts[2] + 7)
+    fields = {
+        DELIVERY_TAG: (DELIVERY_TAG_FORMAT, tag_at),
+        HEADER_SIZE: (HEADER_SIZE_FORMAT, starts[1] + 3),
+    } | payload_fields(starts[2] + 7)
     return DeliveryLayout(position, bytes(data[:tag_at]), fields)

@@ -15,6 +15,7 @@ from tests.support.metrics import metrics_text
 from tests.support.permitted import make_server
 from trivium.config import Config, Listen, StorageConfig, UserConfig
 from trivium.routing.exchanges import Binding
+from trivium.runtime.adapter import connection_name
 from trivium.runtime.event_messages import MAX_TEXT, MAX_WAITING
 from trivium.vhost.predeclared import EVENT_EXCHANGE
 from trivium.vhost.virtual_host import VirtualHost
@@ -75,6 +76,18 @@ def test_connections_come_and_go(server: amqp.Server) -> None:
     found = events(server)
     assert [key for key, _ in found] == ["connection.created", "connection.closed"]
     assert {about["user"] for _, about in found} == {"guest"}
+
+
+def test_a_connection_has_its_name_with_both_ends(server: amqp.Server) -> None:
+    listener(server, "connection.created")
+    listener(server, "channel.created")
+    client = server.open()
+    name = connection_name(client.connection)
+    told = dict(events(server))
+    assert " -> " in name
+    assert told["connection.created"]["name"] == name
+    assert told["channel.created"]["name"] == f"{name} (1)"
+    assert told["channel.created"]["connection"] == name
 
 
 def test_a_client_of_amqp_reads_headers(server: amqp.Server) -> None:

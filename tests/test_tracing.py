@@ -222,6 +222,41 @@ def test_about_the_share_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None
     assert traced.names() == ["publish amq.topic"] * 10
 
 
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_a_run_goes_on_around_messages_that_are_followed(
+    monkeypatch: pytest.MonkeyPatch, qos: int
+) -> None:
+    monkeypatch.setattr("trivium.messages.tracing.random.random", lambda: 0.5)
+    traced = Traced(make_server(), ratio=0.1)
+    server = traced.server
+    # One gets them as they came, one with properties, one over a queue.
+    others = [server.mqtt("root", f"r{version}", version) for version in (4, 5)]
+    for reader in others:
+        reader.subscribe("t", qos)
+    client = server.amqp("root")
+    client.declare("aq")
+    client.bind("aq", "amq.topic", "t")
+    writer = server.mqtt("root", "writer", 4)
+    payloads = [str(number).encode() * (1 + number % 3) for number in range(10, 40)]
+    writer.feed(b"".join(mqtt.publish("t", each, qos, int(each[:2]), 4) for each in payloads))
+    names = traced.names()
+    # Each seventh.
+    assert names.count("publish amq.topic") == 4
+    for reader, version in zip(others, (4, 5), strict=True):
+        assert names.count(f"deliver amq.mqtt-session.r{version}") == 4
+        got = [body for first, body in reader.take() if first & 0xF0 == 0x30]
+        assert [body.endswith(sent) for body, sent in zip(got, payloads, strict=True)] == [
+            True
+        ] * 30
+        followed = [at for at, body in enumerate(got) if b"traceparent" in body]
+        assert followed == ([] if version == 4 else [6, 13, 20, 27])
+    client.consume("aq", no_ack=True)
+    assert traced.names() == ["deliver aq"] * 4
+    vhost = server.vhost
+    route = vhost.route(vhost.exchanges["amq.topic"], b"t")
+    assert (route.counters.published, route.counters.routed) == (30, 90)
+
+
 def test_where_parents_do_not_decide_the_trace_is_theirs_all_the_same() -> None:
     traced = Traced(make_server(), ratio=1.0, follows=False)
     traced.server.amqp("root").publish("k", exchange="x", headers={"traceparent": UNSAMPLED})

@@ -190,6 +190,30 @@ def test_a_consumer_acknowledges_every_so_many_and_the_rest_at_the_end(
         assert consumer.check.tally(25).lost == 0
 
 
+@pytest.mark.parametrize("piece", [1, 50, 100000])
+def test_a_consumer_takes_deliveries_with_headers_among_others(piece: int) -> None:
+    plain = [deliveries(tag) for tag in range(1, 11)]
+    header_at = plain[0].index(bytes((amqp_frames.HEADER_FRAME, 0, 1)))
+    size = int.from_bytes(plain[0][header_at + 3 : header_at + 7], "big")
+    body_at = header_at + size + amqp_frames.FRAME_OVERHEAD
+    # Flags are the last two of the fixed part; the table comes before the delivery mode.
+    content = bytearray(plain[0][header_at + 7 : body_at - 1])
+    content[12] |= 0x20
+    content[14:14] = (4).to_bytes(4, "big") + b"\x01at\x01"
+    longer = amqp_frames.frame(amqp_frames.HEADER_FRAME, 1, bytes(content))
+    mixed = [
+        each[:header_at] + longer + each[body_at:] if tag in (4, 5, 10) else each
+        for tag, each in enumerate(plain, start=1)
+    ]
+    with server_end(SETUP + CONSUMING) as server:
+        consumer = AmqpConsumer(AmqpSetup(ADDRESS), "q", BODY, 1000, 1, 10000)
+        server.recv(10000)
+        feed(consumer, server, b"".join(mixed), piece)
+        expected = b"".join(amqp_frames.ack(1, tag, multiple=False) for tag in range(1, 11))
+        assert server.recv(10000) == expected
+        assert consumer.check.tally(10).lost == 0
+
+
 def test_a_consumer_says_why_the_server_closed_its_channel() -> None:
     with server_end(SETUP + CONSUMING) as server:
         consumer = AmqpConsumer(AmqpSetup(ADDRESS), "q", BODY, 1000, 1, 10000)

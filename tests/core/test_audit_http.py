@@ -11,6 +11,7 @@ import pytest
 from yarl import URL
 
 from tests.support.rest import authorization, serve
+from trivium.runtime.adapter import connection_name
 from trivium_native import connect
 
 #: Method, path below ``/api``, body, and the event that is told with some of its facts.
@@ -76,16 +77,16 @@ async def test_who_ends_a_connection_of_somebody_is_told(tmp_path: Path, road: s
         at = str(site.broker.listeners["native"])
         async with connect(f"trivium://man:p@{at}"):
             (known,) = site.broker.connections
-            address = known.peer.address
+            name = connection_name(known)
             path = road + "man"
             if "username" not in road:
                 _, found = await site.ask("GET", "connections")
-                name = found["items"][0]["name"]
+                assert found["items"][0]["name"] == name
                 path = road + URL.build(path=name).raw_path.replace("/", "%2F")
             http = str(site.broker.listeners["http"])
             assert await ask(site.client, http, "DELETE", path, None) == 204
     (line,) = told(tmp_path / "audit.log", {"event": "connection.ended"})
-    assert (line["connection"], line["owner"], line["user"]) == (address, "man", "root")
+    assert (line["connection"], line["owner"], line["user"]) == (name, "man", "root")
 
 
 @pytest.mark.parametrize("user", ["pol", "root"])

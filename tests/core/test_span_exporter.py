@@ -31,7 +31,7 @@ def test_spans_reach_the_collector() -> None:
         config = TracingConfig(endpoint=collector.url, service_name="farm", headers=headers)
         exporter = SpanExporter(config)
         for number in range(span_exporter.BATCH + 1):
-            exporter.add(span(str(number)))
+            exporter.spans.add(span(str(number)))
         names = [found.name for found in collector.wait(span_exporter.BATCH + 1)]
         exporter.close()
         assert names == [str(number) for number in range(span_exporter.BATCH + 1)]
@@ -49,7 +49,7 @@ def test_what_waits_is_sent_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(span_exporter, "INTERVAL", 3600.0)
     with Collector() as collector:
         exporter = SpanExporter(TracingConfig(endpoint=collector.url))
-        exporter.add(span())
+        exporter.spans.add(span())
         exporter.close()
         assert len(collector.wait(1)) == 1
 
@@ -60,10 +60,10 @@ def test_a_collector_that_is_away_is_one_line_and_spans_wait(
     caplog.set_level(logging.INFO)
     with Collector(status=503) as collector:
         exporter = SpanExporter(TracingConfig(endpoint=collector.url))
-        exporter.add(span("first"))
+        exporter.spans.add(span("first"))
         collector.wait(0, requests=3)
         collector.status = 200
-        exporter.add(span("second"))
+        exporter.spans.add(span("second"))
         assert [found.name for found in collector.wait(2)] == ["first", "second"]
         exporter.close()
     assert [(record.levelname, record.message) for record in caplog.records] == [
@@ -77,7 +77,7 @@ def test_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
     with Collector() as collector:
         pass
     exporter = SpanExporter(TracingConfig(endpoint=collector.url))
-    exporter.add(span())
+    exporter.spans.add(span())
     exporter.close()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert exporter.sent == 0
@@ -86,7 +86,7 @@ def test_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_is_refused_for_good_is_dropped_and_counted() -> None:
     with Collector(status=400) as collector:
         exporter = SpanExporter(TracingConfig(endpoint=collector.url))
-        exporter.add(span())
+        exporter.spans.add(span())
         collector.wait(0, requests=1)
         exporter.close()
         assert exporter.dropped == 1
@@ -100,7 +100,7 @@ def test_more_than_there_is_room_for_are_dropped_and_counted(
     with Collector() as collector:
         exporter = SpanExporter(TracingConfig(endpoint=collector.url, max_spans=2))
         for name in ("a", "b", "c"):
-            exporter.add(span(name))
+            exporter.spans.add(span(name))
         exporter.close()
         assert [found.name for found in collector.wait(2)] == ["a", "b"]
     assert exporter.dropped == 1

@@ -125,6 +125,9 @@ class AmqpConsumer(Consumer):
             arguments={"x-priority": self.priority} if self.priority else {},
         )
 
+    def client(self) -> object:
+        return self._connection
+
     def deliver(self, entry: QueueEntry) -> None:
         channel = self.channel
         tag = channel.delivery_tag + 1

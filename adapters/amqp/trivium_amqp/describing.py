@@ -10,7 +10,7 @@ from trivium.common.descriptions import (
     ConsumerDescription,
 )
 from trivium.messages.message import HeaderValue
-from trivium.runtime.adapter import ManagedConnection
+from trivium.runtime.adapter import ManagedConnection, connection_name
 from trivium_amqp import states
 from trivium_amqp.codec.errors import CONNECTION_FORCED, ConnectionException
 from trivium_amqp.codec.frames import OVERHEAD
@@ -102,10 +102,11 @@ def _described(channel: Channel) -> ChannelDescription:
 def tell_channel(channel: Channel, what: str) -> None:
     """A channel has come or gone."""
     connection = channel.connection
+    name = connection_name(connection)
     channel.vhost.tell(
         f"channel.{what}",
-        name=f"{connection.peer.address} ({channel.number})",
+        name=f"{name} ({channel.number})",
         number=channel.number,
-        connection=connection.peer.address,
+        connection=name,
         user=connection.identity.name,
     )

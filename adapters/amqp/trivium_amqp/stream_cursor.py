@@ -149,7 +149,7 @@ class StreamCursor(Queue):
             self._row += 1
             self._partition.records_read += 1
             consumer.deliver(entry)
-            if self.vhost.is_watched:
+            if self.vhost.is_watched and self.vhost.shows(entry.message):
                 about = consumer.describe()
                 if about is not None:
                     connection, channel = about.connection, about.channel

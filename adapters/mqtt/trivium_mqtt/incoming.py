@@ -17,6 +17,7 @@ from trivium.common.pieces import Pieces, split_parts
 from trivium.messages.large import LARGE_PAYLOAD, Content, LargePayload
 from trivium.messages.message import AT_LEAST_ONCE, EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
 from trivium.messages.topics import DOLLAR
+from trivium.messages.tracing import UNSAMPLED, Tracer
 from trivium.routing.exchanges import (
     ACCEPTED,
     REJECTED,
@@ -301,12 +302,42 @@ class Incoming:
         run = data if at == 0 and end == len(data) else data[at:end]
         if route.depends_on_message:
             self._longest_run = LONGEST_PUBLISHED_RUN
-            self._publish_each(run, route)
+            self._publish_each(run, route, False)
             return
         tracer = self._vhost.tracer
-        if tracer is not None and not tracer.passes(count):
-            self._publish_each(run, route)
-            return
+        if tracer is None or tracer.passes(count):
+            self._hand_on(run, count, route, payload)
+        else:
+            self._hand_on_some(run, count, route, tracer)
+
+    def _hand_on_some(self, run: bytes, count: i64, route: Route, tracer: Tracer) -> None:
+        """``_hand_on`` of a run of which messages are to be followed: these are published, and
+        those between them go together."""
+        payload_at: i64 = self._repeated.payload_at
+        begin = at = 0
+        end = len(run)
+        while True:
+            free: i64 = min(tracer.room(), count)
+            payload: i64 = 0
+            count -= free
+            for _ in range(free):
+                remaining = read_varint(run, at + 1, end)
+                behind = at + 1 + varint_size(remaining) + remaining
+                payload += behind - at - 1 - varint_size(remaining) - payload_at
+                at = behind
+            if free:
+                tracer.passes(free)
+                self._hand_on(run[begin:at], free, route, payload)
+            if count == 0:
+                return
+            remaining = read_varint(run, at + 1, end)
+            begin = at + 1 + varint_size(remaining) + remaining
+            self._publish_each(run[at:begin], route, False)
+            at = begin
+            count -= 1
+
+    def _hand_on(self, run: bytes, count: int, route: Route, payload: i64) -> None:
+        """Hand on ``count`` packets at QoS 0 that nobody follows."""
         counters = route.counters
         counters.published += count
         if not route.destinations:
@@ -325,10 +356,11 @@ class Incoming:
             others.append(destination)
         self._longest_run = LONGEST_RUN if others is None else LONGEST_PUBLISHED_RUN
         if others is not None:
-            self._publish_each(run, Route(route.address, others, route.topology_version))
+            self._publish_each(run, Route(route.address, others, route.topology_version), True)
 
-    def _publish_each(self, run: bytes, route: Route) -> None:
-        """Publish each packet of a run at QoS 0 by ``route``, which may be a part of theirs."""
+    def _publish_each(self, run: bytes, route: Route, is_apart: bool) -> None:
+        """Publish each packet of a run at QoS 0 by ``route``, which may be a part of theirs; with
+        ``is_apart`` it is known that nobody follows them."""
         payload_at = self._repeated.payload_at
         now_ms = self._sessions.broker.now_ms
         client_id = self._connection.client_id
@@ -339,9 +371,10 @@ class Incoming:
             body = at + 1 + varint_size(remaining)
             at = body + remaining
             payload = run[body + payload_at : at]
-            self._publish(
-                message_of(route.address, payload, 0, False, None, now_ms, client_id), route
-            )
+            message = message_of(route.address, payload, 0, False, None, now_ms, client_id)
+            if is_apart:
+                message.traced = UNSAMPLED
+            self._publish(message, route)
 
     def _publish_run(self, data: bytes, at: int, end: int) -> int:
         """Publish and acknowledge the packets at QoS 1 that ``_repeated`` recognises; the offset
@@ -530,4 +563,4 @@ class MountedIncoming(Incoming):
         self._count(count)
         self._metrics.payload_bytes_received += payload
         self._longest_run = LONGEST_PUBLISHED_RUN
-        self._publish_each(data[at:end], self._current_route())
+        self._publish_each(data[at:end], self._current_route(), False)

@@ -118,6 +118,9 @@ class Outgoing(Consumer):
             limit=self._maximum_inflight,
         )
 
+    def client(self) -> object:
+        return self._connection
+
     # Publishing
 
     def put(self, message: Message, annotation: bytes) -> int:
@@ -179,7 +182,7 @@ class Outgoing(Consumer):
     def unacknowledged(self) -> list[tuple[int, int]]:
         """Queue offset and identifier of the QoS 1 messages under way, for ``restore``."""
         pairs: list[tuple[int, int]] = []
-        for packet_id, entry in self._under_way():
+        for packet_id, entry in _under_way(self._inflight):
             if effective_qos(entry) == 1:
                 pairs.append((entry.offset, packet_id))
         if self._assigned is not None:
@@ -191,7 +194,7 @@ class Outgoing(Consumer):
     def forget(self) -> None:
         """The session ends: remove the durable rows of its identifiers."""
         client_id = self.session.client_id
-        for packet_id, entry in self._under_way():
+        for packet_id, entry in _under_way(self._inflight):
             if effective_qos(entry) == 2:
                 self._store.delete_outgoing(client_id, packet_id)
         for packet_id in self._released:
@@ -210,7 +213,7 @@ class Outgoing(Consumer):
         client_id = self.session.client_id
         queue = self.queue
         queue.remove_consumer(self)
-        for packet_id, entry in self._under_way():
+        for packet_id, entry in _under_way(self._inflight):
             if effective_qos(entry) == 1:
                 queue.requeue(entry, was_delivered=False)
                 continue
@@ -240,7 +243,7 @@ class Outgoing(Consumer):
                 connection.send_durable(packet)
             else:
                 connection.send(packet)
-        self._resend = deque(self._under_way()) if len(self._inflight) else None
+        self._resend = deque(_under_way(self._inflight)) if len(self._inflight) else None
         self.pump()
 
     def detach(self) -> None:
@@ -517,10 +520,6 @@ class Outgoing(Consumer):
         self._add(packet_id, entry)
         return packet_id
 
-    def _under_way(self) -> list[tuple[int, QueueEntry]]:
-        """Packet identifiers and entries, in the order of their first delivery."""
-        return sorted(self._inflight.items(), key=_by_delivery)
-
     def _next_packet_id(self) -> int:
         packet_id = self._last_packet_id
         while True:
@@ -580,6 +579,11 @@ def _count_delivered(
 def _count_acknowledged(connection: MqttConnection | None, count: i64) -> None:
     if connection is not None:
         connection.traffic.acknowledged += count
+
+
+def _under_way(inflight: Unsettled[QueueEntry]) -> list[tuple[int, QueueEntry]]:
+    """Packet identifiers and entries, in the order of their first delivery."""
+    return sorted(inflight.items(), key=_by_delivery)
 
 
 def _by_delivery(item: tuple[int, QueueEntry]) -> int:

@@ -183,7 +183,7 @@ class Writer(FramedConnection):
         if not is_whole:
             self.send_content(content)
         vhost = self.sessions.vhost
-        if vhost.is_watched:
+        if vhost.is_watched and vhost.shows(message):
             vhost.delivered(message, QUEUE_PREFIX + self.client_id.decode(), False, self)
 
     def _miss(self, count: int) -> None:

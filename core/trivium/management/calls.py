@@ -10,6 +10,7 @@ from trivium.management.endpoints import WATCHERS, Endpoint
 from trivium.management.endpoints import BadRequest as BadRequest
 from trivium.management.topology import Operator, operator
 from trivium.observability.api import OWN, ApiAnswer, ApiRefused, ApiRequest, refusal
+from trivium.runtime.adapter import connection_name
 from trivium.security.identity import ADMINISTRATOR
 from trivium.storage.base import DurabilityWaiter
 
@@ -123,7 +124,7 @@ class Call:
         self.require_own(name)
         connection.managed().close(reason)
         self.broker.events.tell(
-            "connection.ended", connection=connection.peer.address, owner=name, why=reason
+            "connection.ended", connection=connection_name(connection), owner=name, why=reason
         )
 
     def may_see(self, vhost: str) -> bool:

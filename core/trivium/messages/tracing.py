@@ -91,6 +91,12 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
+def is_apart(message: Message) -> bool:
+    """Whether a message certainly belongs to no trace that is sampled."""
+    traced = message.traced
+    return traced == UNSAMPLED or (traced == UNKNOWN and len(message.header) == 0)
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Span:
     """What is under way."""
@@ -140,14 +146,29 @@ class Tracer:
         self._left = left
         return True
 
-    def passing(self, header: bytes, count: int) -> int:
-        """How many of the next ``count`` messages, with these property bytes, need not be asked
-        for; they are counted."""
+    def room(self) -> int:
+        """How many messages without property bytes may come before one is to be asked for."""
+        return self._left - 1
+
+    def follow(self, messages: list[Message], vhost: str) -> list[Span] | None:
+        """``begin`` for those messages of a run to be followed. They have the same property
+        bytes."""
+        header = messages[0].header
         if len(header) and self._may_have_context(header):
-            return 0
-        free: i64 = min(count, self._left - 1)
-        self._left -= free
-        return free
+            return [self.begin(each, vhost) for each in messages if self.samples(each)]
+        count: i64 = len(messages)
+        left = self._left
+        if left > count:
+            self._left = left - count
+            return None
+        spans: list[Span] = []
+        while left <= count:
+            message = messages[left - 1]
+            message.traced = SAMPLED
+            spans.append(self.begin(message, vhost))
+            left += self._next()
+        self._left = left - count
+        return spans
 
     def has(self, message: Message) -> bool:
         """Whether a message is followed, as its publishing or its header says."""

@@ -6,6 +6,7 @@ fields of a protobuf message may stand in any order and in parts, so they are pu
 
 from __future__ import annotations
 
+from collections import deque
 from typing import Final
 
 from librt.strings import BytesWriter, write_i32_le, write_i64_le
@@ -21,6 +22,10 @@ _SAMPLED: Final = 0x001
 _KNOWN: Final = 0x100
 _REMOTE: Final = 0x200
 
+#: the tags of a span, and of an attribute of one
+_SPAN: Final[i64] = 2 << 3 | 2
+_ATTRIBUTE: Final[i64] = 9 << 3 | 2
+
 #: the status of one that failed
 _ERROR: Final = b"\x18\x02"
 
@@ -28,11 +33,25 @@ _ERROR: Final = b"\x18\x02"
 def varint(value: i64) -> bytes:
     """A number as protobuf has it; it is not negative."""
     writer = BytesWriter()
+    write_varint(writer, value)
+    return writer.getvalue()
+
+
+def write_varint(writer: BytesWriter, value: i64) -> None:
+    """``varint``, into something."""
     while value > 0x7F:
         writer.append(u8(value & 0x7F | 0x80))
         value >>= 7
     writer.append(u8(value))
-    return writer.getvalue()
+
+
+def varint_size(value: i64) -> i64:
+    """The bytes of ``varint``."""
+    size: i64 = 1
+    while value > 0x7F:
+        size += 1
+        value >>= 7
+    return size
 
 
 def field(number: i64, data: bytes) -> bytes:
@@ -46,9 +65,35 @@ def text_attribute(number: i64, key: str, value: str) -> bytes:
     return field(number, inner)
 
 
-def number_attribute(number: i64, key: str, value: i64) -> bytes:
-    """An attribute that is a number, at least 0."""
-    return field(number, field(1, key.encode()) + field(2, b"\x18" + varint(value)))
+def key_of(name: str) -> bytes:
+    """The name of an attribute, for those that are written often."""
+    return field(1, name.encode())
+
+
+def write_text(writer: BytesWriter, key: bytes, value: bytes) -> None:
+    """An attribute of a span that is text in UTF-8."""
+    size: i64 = len(value)
+    text_size = 1 + varint_size(size) + size
+    write_varint(writer, _ATTRIBUTE)
+    write_varint(writer, len(key) + 1 + varint_size(text_size) + text_size)
+    writer.write(key)
+    writer.append(0x12)
+    write_varint(writer, text_size)
+    writer.append(0x0A)
+    write_varint(writer, size)
+    writer.write(value)
+
+
+def write_number(writer: BytesWriter, key: bytes, value: i64) -> None:
+    """An attribute of a span that is a number, at least 0."""
+    size = varint_size(value)
+    write_varint(writer, _ATTRIBUTE)
+    write_varint(writer, len(key) + 3 + size)
+    writer.write(key)
+    writer.append(0x12)
+    write_varint(writer, 1 + size)
+    writer.append(0x18)
+    write_varint(writer, value)
 
 
 def named(name: str, kind: int) -> bytes:
@@ -95,10 +140,43 @@ def encode_span(
     return writer.getvalue()
 
 
+class Spans:
+    """Spans that wait for the collector: no more than ``most``, further ones are counted."""
+
+    def __init__(self, most: int) -> None:
+        self._most: i64 = most
+        self._waiting: deque[bytes] = deque()
+        self.too_many = 0
+
+    def __len__(self) -> int:
+        return len(self._waiting)
+
+    def add(self, span: bytes) -> None:
+        """Leave a span; the oldest that wait are kept."""
+        if len(self._waiting) < self._most:
+            self._waiting.append(span)
+        else:
+            self.too_many += 1
+
+    def take(self, most: int) -> list[bytes]:
+        """The oldest ones, which wait no more. Another thread may ``add`` at the time."""
+        waiting = self._waiting
+        return [waiting.popleft() for _ in range(min(len(waiting), most))]
+
+    def put_back(self, spans: list[bytes]) -> None:
+        """In their places again; what came meanwhile may be too many for a moment."""
+        self._waiting.extendleft(reversed(spans))
+
+
 def encode_request(resource: dict[str, str], scope: tuple[str, str], spans: list[bytes]) -> bytes:
     """The body of a request to a collector (an export request)."""
     about = b"".join(text_attribute(1, key, value) for key, value in resource.items())
     name, version = scope
-    in_scope = field(1, field(1, name.encode()) + field(2, version.encode()))
-    in_scope += b"".join(field(2, span) for span in spans)
-    return field(1, field(1, about) + field(2, in_scope))
+    parts = [field(1, field(1, name.encode()) + field(2, version.encode()))]
+    for span in spans:
+        writer = BytesWriter()
+        write_varint(writer, _SPAN)
+        write_varint(writer, len(span))
+        parts.append(writer.getvalue())
+        parts.append(span)
+    return field(1, field(1, about) + field(2, b"".join(parts)))

@@ -7,15 +7,15 @@ wait for it as long as there is room, and what does not fit is dropped and count
 from __future__ import annotations
 
 import logging
+import ssl
 import threading
-from collections import deque
 from typing import Final
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPSHandler, OpenerDirector, Request, build_opener
 
 from trivium import __version__
 from trivium.config import TracingConfig
-from trivium.observability.otlp import encode_request
+from trivium.observability.otlp import Spans, encode_request
 
 logger = logging.getLogger(__name__)
 
@@ -43,30 +43,23 @@ class SpanExporter:
             "telemetry.sdk.language": "python",
             "telemetry.sdk.version": __version__,
         }
-        self._waiting: deque[bytes] = deque()
+        #: those that wait
+        self.spans = Spans(config.max_spans)
         self._stopping = threading.Event()
         self._is_away = False
         self._pause = INTERVAL
-        # Spans for which there was no room, counted by those who leave them, and those that the
-        # collector refused, counted by the thread.
-        self._too_many = 0
+        # spans that the collector refused
         self._refused = 0
         #: spans that the collector has taken
         self.sent = 0
+        self._opener = _make_opener(self._url)
         self._thread = threading.Thread(target=self._run, name="spans", daemon=True)
         self._thread.start()
-
-    def add(self, span: bytes) -> None:
-        """Leave a span; the oldest that wait are kept."""
-        if len(self._waiting) < self._config.max_spans:
-            self._waiting.append(span)
-        else:
-            self._too_many += 1
 
     @property
     def dropped(self) -> int:
         """Spans that were too many, or that the collector refused."""
-        return self._too_many + self._refused
+        return self.spans.too_many + self._refused
 
     def close(self) -> None:
         """Try once to send what waits, and end."""
@@ -79,16 +72,14 @@ class SpanExporter:
         self._send_all()
 
     def _send_all(self) -> None:
-        waiting = self._waiting
-        while waiting:
-            batch = [waiting.popleft() for _ in range(min(len(waiting), BATCH))]
+        while len(self.spans):
+            batch = self.spans.take(BATCH)
             reason, may_repeat = self._send(batch)
             if reason is None:
                 self.sent += len(batch)
                 self._is_back()
             elif may_repeat:
-                # In their places again; what came meanwhile may be too many for a moment.
-                waiting.extendleft(reversed(batch))
+                self.spans.put_back(batch)
                 self._is_gone(reason)
                 return
             else:
@@ -104,7 +95,7 @@ class SpanExporter:
         request = Request(self._url, body, headers)  # noqa: S310
         most = LAST_SECONDS if self._stopping.is_set() else self._config.timeout_seconds
         try:
-            with urlopen(request, timeout=min(most, self._config.timeout_seconds)):  # noqa: S310
+            with self._opener.open(request, timeout=min(most, self._config.timeout_seconds)):
                 return None, False
         except HTTPError as error:
             error.close()
@@ -126,3 +117,10 @@ class SpanExporter:
         if self._is_away:
             self._is_away = False
             logger.info("%s takes spans again", self._url)
+
+
+def _make_opener(url: str) -> OpenerDirector:
+    """What sends the requests. With TLS ``urlopen`` would read all authorities for each of them."""
+    if url.startswith("https:"):
+        return build_opener(HTTPSHandler(context=ssl.create_default_context()))
+    return build_opener()

@@ -45,6 +45,10 @@ class Consumer:
         """What operators see of it; None for one that has no client."""
         return None
 
+    def client(self) -> object:
+        """The connection of its client; None for one that has none."""
+        return None
+
 
 class Place:
     """Where a consumer stands: in the row of its priority, or aside."""

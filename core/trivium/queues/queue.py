@@ -22,7 +22,7 @@ from trivium.common.turns import EndOfTurn
 from trivium.errors import AccessRefused
 from trivium.idempotence.deduplication import QUEUE, deduplication_id
 from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, HeaderValue, Message
-from trivium.messages.tracing import ACKNOWLEDGED, REJECTED_BY_CLIENT, REQUEUED
+from trivium.messages.tracing import ACKNOWLEDGED, REJECTED_BY_CLIENT, REQUEUED, is_apart
 from trivium.queues.consumers import NOBODY, Consumer, Rotation
 from trivium.queues.dead_letters import DELIVERY_LIMIT, MAXLEN, REJECTED_REASON, DeadLetter
 from trivium.queues.given_up import PURGED, GivenUp
@@ -320,7 +320,8 @@ class Queue(Destination):
                 max(self._broker.now_ms - entry.message.timestamp, 0) / 1000
             )
         consumer.deliver(entry)
-        if self.vhost.is_watched:
+        vhost = self.vhost
+        if vhost.is_watched and vhost.shows(entry.message):
             _tell_delivered(self, consumer, entry)
         if consumer.settles_on_delivery or (
             (not self._is_plain or entry.message.insists)
@@ -409,7 +410,7 @@ class Queue(Destination):
         """The entry is done with, durable with this write batch. Again makes no difference."""
         if entry.is_settled:
             return
-        if self.vhost.is_watched:
+        if self.vhost.is_watched and not is_apart(entry.message):
             _tell_settled(self, entry, ACKNOWLEDGED)
         entry.is_settled = True
         self.unsettled -= 1
@@ -547,21 +548,16 @@ def _tell_delivered(queue: Queue, consumer: Consumer, entry: QueueEntry) -> None
     """Tell those who look on that ``entry`` was handed over to ``consumer``."""
     vhost = queue.vhost
     message = entry.message
-    tracer = vhost.tracer
-    if vhost.tap is None and (tracer is None or not tracer.has(message)):
+    client = consumer.client()
+    if client is None:
         return
-    about = consumer.describe()
-    if about is None:
-        return
+    channel = 0
+    if vhost.tap is not None:
+        about = consumer.describe()
+        channel = 0 if about is None else about.channel
     is_over = consumer.settles_on_delivery or queue.settings.settles_on_delivery(message)
-    vhost.delivered(
-        message,
-        queue.name,
-        entry.is_redelivered,
-        about.connection,
-        about.channel,
-        None if is_over else entry,
-    )
+    held = None if is_over else entry
+    vhost.delivered(message, queue.name, entry.is_redelivered, client, channel, held)
 
 
 def _tell_settled(queue: Queue, entry: QueueEntry, how: str) -> None:

@@ -509,7 +509,7 @@ def told_of(connection: Connection) -> dict[str, object]:
     """What events say of a connection."""
     listener = connection.peer.listener
     return {
-        "name": connection.peer.address,
+        "name": connection_name(connection),
         "protocol": listener.config.protocol,
         "listener": listener.name,
         "user": connection.identity.name,

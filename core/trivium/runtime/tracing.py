@@ -8,11 +8,14 @@ Spans are made as the bytes that a collector gets and given to a sink, which mus
 
 from __future__ import annotations
 
-import random
-import time
+import os
 from collections import deque
 from collections.abc import Callable
+from time import time_ns
 from typing import TYPE_CHECKING, Final
+
+from librt.strings import BytesWriter
+from mypy_extensions import i64
 
 from trivium.messages.message import Message, codec_of
 from trivium.messages.tracing import (
@@ -29,9 +32,11 @@ from trivium.observability.otlp import (
     PRODUCER,
     SERVER,
     encode_span,
+    key_of,
     named,
-    number_attribute,
     text_attribute,
+    write_number,
+    write_text,
 )
 from trivium.queues.sub_queues import QueueEntry
 from trivium.routing.exchanges import REJECTED, UNROUTABLE
@@ -45,10 +50,24 @@ if TYPE_CHECKING:
 _MAX_PARTS: Final = 1024
 #: Deliveries that are remembered until they are settled; of more the oldest are forgotten.
 _MAX_HELD: Final = 8192
+#: Contexts of messages that are remembered, and bytes of properties that may have one; emptied when
+#: full.
+_MAX_KNOWN: Final = 2048
+_MAX_HEADER: Final = 2048
+#: Random bytes that are fetched together.
+_RANDOM: Final = 4096
 #: Characters of an attribute.
 _MAX_TEXT: Final = 256
 #: of attributes in a span
 _ATTRIBUTE: Final = 9
+
+_VHOST: Final[bytes] = key_of("messaging.trivium.vhost")
+_KEY: Final[bytes] = key_of("messaging.trivium.routing_key")
+_REDELIVERED: Final[bytes] = key_of("messaging.trivium.redelivered")
+_WAITED: Final[bytes] = key_of("messaging.trivium.waited_ms")
+_BODY_SIZE: Final[bytes] = key_of("messaging.message.body.size")
+_MESSAGE_ID: Final[bytes] = key_of("messaging.message.id")
+_CONVERSATION_ID: Final[bytes] = key_of("messaging.message.conversation_id")
 
 #: What is done -> kind of span, ``messaging.operation.type`` ("" where the conventions have none).
 _OPERATIONS: Final[dict[str, tuple[int, str]]] = {
@@ -69,7 +88,7 @@ class _Publish(Span):
         self.parent = parent
         self.parts = parts
         self.exchange = exchange
-        self.begin_ns = time.time_ns()
+        self.begin_ns = time_ns()
         #: when it had its places, and the write batch that these wait for
         self.placed_ns = 0
         self.write_batch = 0
@@ -84,17 +103,26 @@ class _Waiting(DurabilityWaiter):
 
     def write_batch_durable(self, write_batch: int) -> None:
         publishes = self.publishes
-        now = time.time_ns()
+        now = time_ns()
         while publishes and publishes[0].write_batch <= write_batch:
             publish = publishes.popleft()
             self._tracer.stored(publish, now)
             self._tracer.end(publish, now, "")
 
 
+class _Known:
+    """What is known of a message by its property bytes."""
+
+    def __init__(self, context: TraceContext, identifiers: bytes) -> None:
+        self.context = context
+        #: attributes of its spans
+        self.identifiers = identifiers
+
+
 class _Held:
     """A delivery that is to be settled."""
 
-    def __init__(self, queue: str, offset: int) -> None:
+    def __init__(self, queue: str, offset: i64) -> None:
         self.queue = queue
         self.offset = offset
 
@@ -110,39 +138,40 @@ class MessageTracer(Tracer):
         self._sink = sink
         self._waiting = _Waiting(self)
         self._held: dict[int, _Held] = {}
+        self._known: dict[bytes, _Known] = {}
         self._parts: dict[tuple[str, str, int], bytes] = {}
+        self._random = b""
+        self._random_at: i64 = 0
 
     # Publishing
 
     def begin(self, message: Message, vhost: str) -> Span:
-        parent = context_of(message)
-        trace_id = random.randbytes(16) if parent is None else parent.trace_id
+        given = message.header
+        parent = context_of(message) if len(given) else None
+        trace_id = self._draw(16) if parent is None else parent.trace_id
         state = "" if parent is None else parent.state
-        context = TraceContext(trace_id, random.randbytes(8), True, state)
+        context = TraceContext(trace_id, self._draw(8), True, state)
         exchange = message.address.exchange or "amq.default"
-        serving = self._broker.events.serving
-        key = _cut(message.address.key)
-        parts = b"".join(
-            (
-                self._common("publish", exchange, serving),
-                text_attribute(_ATTRIBUTE, "messaging.trivium.vhost", vhost),
-                text_attribute(_ATTRIBUTE, "messaging.trivium.routing_key", key),
-                _about(message),
-            )
-        )
-        header = codec_of(message.protocol).with_header(
-            message.header, TRACEPARENT, context.header()
-        )
+        identifiers = _identifiers_of(message) if len(given) else b""
+        writer = BytesWriter()
+        writer.write(self._common("publish", exchange, self._broker.events.serving))
+        write_text(writer, _VHOST, vhost.encode())
+        write_text(writer, _KEY, _cut(message.address.key))
+        write_number(writer, _BODY_SIZE, message.size)
+        writer.write(identifiers)
+        header = codec_of(message.protocol).with_header(given, TRACEPARENT, context.header())
         if len(header):
             message.set_header(header)
+            self._remember(header, _Known(context, identifiers))
         else:
             # Nobody would find it again.
             message.traced = UNSAMPLED
-        return _Publish(context, b"" if parent is None else parent.span_id, parts, exchange)
+        before = b"" if parent is None else parent.span_id
+        return _Publish(context, before, writer.getvalue(), exchange)
 
     def published(self, span: Span, result: int) -> None:
         assert isinstance(span, _Publish)
-        now = time.time_ns()
+        now = time_ns()
         if result > self._broker.storage.durable:
             span.placed_ns = now
             span.write_batch = self._broker.storage.wait(self._waiting)
@@ -183,13 +212,20 @@ class MessageTracer(Tracer):
         connection: object,
         entry: object,
     ) -> None:
-        client = self._broker.events.serving if connection is None else connection
-        parts = self._common("deliver", queue, client) + _about(message)
+        known = self._known_of(message)
+        if known is None:
+            return
+        broker = self._broker
+        client = broker.events.serving if connection is None else connection
+        writer = BytesWriter()
+        writer.write(self._common("deliver", queue, client))
+        write_number(writer, _BODY_SIZE, message.size)
+        writer.write(known.identifiers)
         if is_redelivered:
-            parts += number_attribute(_ATTRIBUTE, "messaging.trivium.redelivered", 1)
-        waited_ms = max(self._broker.now_ms - message.timestamp, 0)
-        parts += number_attribute(_ATTRIBUTE, "messaging.trivium.waited_ms", waited_ms)
-        self._happened(message, parts)
+            write_number(writer, _REDELIVERED, 1)
+        write_number(writer, _WAITED, max(broker.now_ms - message.timestamp, 0))
+        now = time_ns()
+        self._add(known.context, now, now, writer.getvalue(), False)
         if isinstance(entry, QueueEntry):
             held = self._held
             if len(held) >= _MAX_HELD:
@@ -197,17 +233,44 @@ class MessageTracer(Tracer):
             held[id(entry)] = _Held(queue, entry.offset)
 
     def settled(self, entry: object, message: Message, queue: str, how: str) -> None:
-        held = self._held.pop(id(entry), None)
-        if held is None or held.queue != queue or not isinstance(entry, QueueEntry):
+        number = id(entry)
+        held = self._held.get(number)
+        if held is None:
             return
-        if held.offset == entry.offset:
-            self._happened(message, self._common(how, queue, self._broker.events.serving))
+        del self._held[number]
+        if not isinstance(entry, QueueEntry) or held.offset != entry.offset or held.queue != queue:
+            return
+        known = self._known_of(message)
+        if known is not None:
+            parts = self._common(how, queue, self._broker.events.serving)
+            now = time_ns()
+            self._add(known.context, now, now, parts, False)
 
-    def _happened(self, message: Message, parts: bytes) -> None:
-        context = context_of(message)
-        if context is not None:
-            now = time.time_ns()
-            self._add(context, now, now, parts, False)
+    def _known_of(self, message: Message) -> _Known | None:
+        """What is known of a message; None where it has no context."""
+        header = message.header
+        known = self._known.get(header)
+        if known is None:
+            context = context_of(message)
+            if context is not None:
+                known = _Known(context, _identifiers_of(message))
+                self._remember(header, known)
+        return known
+
+    def _remember(self, header: bytes, known: _Known) -> None:
+        if len(header) <= _MAX_HEADER:
+            if len(self._known) >= _MAX_KNOWN:
+                self._known.clear()
+            self._known[header] = known
+
+    def _draw(self, size: i64) -> bytes:
+        """Random bytes for an identifier."""
+        at = self._random_at
+        if at + size > len(self._random):
+            self._random = os.urandom(_RANDOM)
+            at = 0
+        self._random_at = at + size
+        return self._random[at : at + size]
 
     def _add(
         self, parent: TraceContext, begin_ns: int, end_ns: int, parts: bytes, is_remote: bool
@@ -215,7 +278,7 @@ class MessageTracer(Tracer):
         self._sink(
             encode_span(
                 parent.trace_id,
-                random.randbytes(8),
+                self._draw(8),
                 parent.span_id,
                 is_remote,
                 parent.state,
@@ -270,18 +333,21 @@ def _client_of(client: object) -> dict[str, str]:
     }
 
 
-def _about(message: Message) -> bytes:
-    """What is said of a message itself."""
-    parts = number_attribute(_ATTRIBUTE, "messaging.message.body.size", message.size)
+def _identifiers_of(message: Message) -> bytes:
+    """The attributes of the identifiers that its publisher gave to a message."""
     properties = message.properties()
+    if not properties.message_id and not properties.correlation_id:
+        return b""
+    writer = BytesWriter()
     if properties.message_id:
         name = properties.message_id[:_MAX_TEXT]
-        parts += text_attribute(_ATTRIBUTE, "messaging.message.id", name)
+        write_text(writer, _MESSAGE_ID, name.encode(errors="replace"))
     if properties.correlation_id:
-        text = _cut(properties.correlation_id)
-        parts += text_attribute(_ATTRIBUTE, "messaging.message.conversation_id", text)
-    return parts
+        write_text(writer, _CONVERSATION_ID, _cut(properties.correlation_id))
+    return writer.getvalue()
 
 
-def _cut(data: bytes) -> str:
-    return data[:_MAX_TEXT].decode(errors="replace")
+def _cut(data: bytes) -> bytes:
+    """The beginning of some bytes as text in UTF-8."""
+    data = data[:_MAX_TEXT]
+    return data if data.isascii() else data.decode(errors="replace").encode()

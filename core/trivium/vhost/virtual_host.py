@@ -42,7 +42,6 @@ from trivium.queues.dead_letters import DeadLetters
 from trivium.queues.queue import Queue
 from trivium.queues.waiting import count_waiting
 from trivium.routing.exchanges import (
-    ACCEPTED,
     EXCHANGE_TYPES,
     REJECTED,
     UNROUTABLE,
@@ -581,17 +580,11 @@ class VirtualHost(StreamNamespace):
         tracer = self.tracer
         if tracer is None:
             return _accept_run(messages, route)
-        count = len(messages)
-        result = ACCEPTED
-        at = 0
-        while at < count:
-            free = tracer.passing(messages[at].header, count - at)
-            if free:
-                result = max(result, _accept_run(messages[at : at + free], route))
-                at += free
-            else:
-                result = max(result, self.publish(messages[at], route))
-                at += 1
+        spans = tracer.follow(messages, self.name)
+        result = _accept_run(messages, route)
+        if spans is not None:
+            for span in spans:
+                tracer.published(span, result)
         return result
 
     def is_unroutable(self, message: Message, route: Route) -> bool:
@@ -653,7 +646,7 @@ class VirtualHost(StreamNamespace):
 
 
 def _accept_run(messages: list[Message], route: Route) -> int:
-    """Let in messages that came in a row and that nobody follows."""
+    """Let in messages that came in a row."""
     count = len(messages)
     route.counters.published += count
     route.counters.routed += count

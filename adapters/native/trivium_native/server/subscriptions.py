@@ -165,7 +165,7 @@ class LiveSubscription(Subscription):
         connection.metrics.messages_sent += 1
         connection.traffic.delivered_settled += 1
         connection.live_frames.send(connection, message, self.number)
-        if connection.vhost.is_watched:
+        if connection.vhost.is_watched and connection.vhost.shows(message):
             connection.vhost.delivered(message, live_name(self), False, connection)
 
     def check_permissions(self) -> None:
@@ -202,6 +202,9 @@ class _QueueConsumer(Consumer):
 
     def describe(self) -> ConsumerDescription | None:
         return self._subscription.describe()
+
+    def client(self) -> object:
+        return self._subscription.connection
 
 
 class QueueSubscription(Subscription):
