@@ -41,6 +41,7 @@ from trivium.security.granted import USER
 from trivium.security.identity import Identity
 from trivium.security.passwords import no_password
 from trivium.security.permissions import grants_of
+from trivium.streams.settings import stream_settings_of
 
 ALL = {"/": {"configure": ".*", "write": ".*", "read": ".*"}}
 #: The hash of nothing that anybody can show.
@@ -56,6 +57,11 @@ CONFIGURED = {
         f"out-{tag or 'none'}": UserConfig(password="p", tags=(tag,) if tag else ()) for tag in TAGS
     },
 }
+
+
+#: What is in force for a stream.
+SETTINGS = ("max_age", "max_length", "max_length_bytes", "codec", "is_compacted",
+            "tombstone_retention")  # fmt: skip
 
 
 class Site:
@@ -894,6 +900,49 @@ async def test_definitions_come_back_equal() -> None:
         for entry in (*of_vhost["policies"], *of_vhost["parameters"]):
             entry["vhost"] = "third"
         assert await site.get("definitions/third") == of_vhost
+
+
+async def test_definitions_bring_streams_as_they_were() -> None:
+    arguments: dict[str, Any] = {
+        "x-max-age": "7D",
+        "x-max-length": 1000,
+        "x-max-length-bytes": 1 << 30,
+        "x-compression": "lz4",
+    }
+    compacted: dict[str, Any] = {"x-cleanup-policy": "compact", "x-tombstone-retention": "1h"}
+    async with serve() as site, serve() as other:
+        vhost = site.broker.vhost("/")
+        for name, partitions, given in (
+            ("wide", 3, arguments),
+            ("compacted", 2, compacted),
+            ("plain", 1, {}),
+            ("odd", 1, {"x-partitions": 5}),
+        ):
+            vhost.declare_stream(name, partitions, dict(given))
+        for path in ("definitions", "definitions/%2F"):
+            document = await site.get(path)
+            for there in (other, site, other):
+                assert await there.ask("POST", path, document) == (204, None)
+            assert (await other.get(path))["queues"] == document["queues"]
+            for name, stream in vhost.streams.items():
+                found = other.broker.vhost("/").streams[name]
+                assert len(found.partitions) == len(stream.partitions), name
+                ours, theirs = (stream_settings_of(each.arguments, {}) for each in (stream, found))
+                for what in SETTINGS:
+                    assert getattr(theirs, what) == getattr(ours, what), (name, what)
+            for name in list(vhost.streams):
+                await other.delete(f"queues/%2F/{name}")
+
+
+@pytest.mark.parametrize("partitions", [0, -1, 1025, "3", True, None])
+async def test_a_number_of_partitions_that_cannot_be_is_refused(partitions: Any) -> None:
+    async with serve() as site:
+        arguments = {"x-queue-type": "stream", "x-partitions": partitions}
+        body = {"durable": True, "arguments": arguments}
+        status, found = await site.ask("PUT", "queues/%2F/s", body)
+        assert status == 400
+        assert "x-partitions" in found["reason"]
+        assert not site.broker.vhost("/").streams
 
 
 async def is_routed(site: Site, key: str) -> bool:

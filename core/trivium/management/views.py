@@ -21,6 +21,7 @@ from trivium.common.descriptions import (
     ConsumerDescription,
 )
 from trivium.errors import ConfigError
+from trivium.management.topology import PARTITIONS
 from trivium.queues.arguments import CLASSIC, QUEUE_TYPE, STREAM, queue_type
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import ExchangeDestination
@@ -66,6 +67,11 @@ class QueueView:
 def view_queue(vhost: VirtualHost, item: Queue | Stream) -> QueueView:
     """One of a virtual host."""
     if isinstance(item, Stream):
+        arguments = {QUEUE_TYPE: STREAM, **item.arguments}
+        # To other protocols the argument is unknown: one of theirs says nothing.
+        arguments.pop(PARTITIONS, None)
+        if len(item.partitions) > 1:
+            arguments[PARTITIONS] = len(item.partitions)
         return QueueView(
             vhost=vhost.name,
             name=item.name,
@@ -73,7 +79,7 @@ def view_queue(vhost: VirtualHost, item: Queue | Stream) -> QueueView:
             durable=True,
             auto_delete=False,
             owner=None,
-            arguments={QUEUE_TYPE: STREAM, **item.arguments},
+            arguments=arguments,
             adapter="",
             ready=item.record_count,
             unsettled=0,

@@ -48,6 +48,7 @@ from trivium.management.limits import set_vhost_limits
 from trivium.management.listing import Slices, ordered
 from trivium.management.policies import OF_OPERATORS, USUAL, PolicyKind
 from trivium.management.topology import (
+    PARTITIONS,
     Operator,
     bind,
     declare_exchange,
@@ -83,7 +84,7 @@ MEANINGLESS: Final = frozenset(
     }
 )
 #: Arguments of queues that mean something here.
-MEANINGFUL: Final = frozenset(f"x-{key}" for key in (*QUEUE_RULES, *STREAM_RULES))
+MEANINGFUL: Final = frozenset({PARTITIONS, *(f"x-{key}" for key in (*QUEUE_RULES, *STREAM_RULES))})
 #: What entries are called, where that is not the section without its s.
 _KINDS: Final = {
     "policies": "policy",
