@@ -819,6 +819,8 @@ async def test_overview_nodes_and_health() -> None:
         ):
             assert (await site.get(f"health/checks/{path}"))["status"] == "ok"
         assert (await site.ask("GET", "health/checks/port-listener/1"))[0] == 503
+        _, found = await site.ask("GET", "health/checks/port-listener/1")
+        assert 0 not in found["ports"]
         assert (await site.ask("GET", "health/checks/port-listener/x"))[0] == 400
         assert (await site.ask("GET", "health/checks/protocol-listener/mqtt"))[0] == 503
         assert (await site.ask("GET", "health/checks/certificate-expiration/1/ages"))[0] == 400

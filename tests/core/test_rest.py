@@ -108,6 +108,8 @@ async def test_a_group_is_shown_with_its_lag_reset_and_deleted(tmp_path: Path) -
         assert await site.ask("DELETE", path) == (204, None)
         for rest in ("", "/members", "/offsets"):
             assert (await site.ask("GET", path + rest))[0] == 404
+        status, found = await site.ask("PUT", path + "/offsets", json={"to": "last"})
+        assert (status, found["detail"]) == (404, "no group 'g'")
 
 
 async def test_how_far_a_group_is_knows_who_may_read_it_and_its_streams(tmp_path: Path) -> None:

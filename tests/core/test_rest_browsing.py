@@ -124,7 +124,10 @@ async def test_priorities_are_looked_at_one_by_one(tmp_path: Path) -> None:
     async with serve(tmp_path) as site:
         arguments: Any = {"x-max-priority": 3}
         site.broker.vhost("/").declare_queue("q", durable=True, arguments=arguments)
+        assert (await look(site))["priority"] == 3
         await fill(site, 1)
+        found = await look(site)
+        assert (payloads(found), found["priority"]) == (["0"], 0), "the highest that has any"
         await fill(site, 2, priority=3)
         found = await look(site)
         assert (payloads(found), found["priority"], found["priorities"]) == (["0", "1"], 3, 4)

@@ -60,7 +60,7 @@ def check_port(call: Call) -> ApiAnswer:
     if not (text.isascii() and text.isdecimal()) or int(text[:9]) > 65_535:
         raise BadRequest("Invalid port")
     port = int(text[:9])
-    ports = [found for _, _, _, found in views.listener_addresses(call.broker)]
+    ports = [found for _, _, _, found in views.listener_addresses(call.broker) if found]
     if port in ports:
         return ApiAnswer(200, {"status": "ok", "port": port})
     return _failed("No active listener", missing=port, ports=ports)

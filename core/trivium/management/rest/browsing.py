@@ -68,7 +68,7 @@ _FIRST: Final = Parameter(
 )
 _LIMIT: Final = Parameter("limit", Annotated[int, About(least=1, most=MAX_SEEN)], "how many, 20")
 _PRIORITY: Final = Parameter(
-    "priority", Annotated[int, About(least=0, most=255)], "whose messages, the highest"
+    "priority", Annotated[int, About(least=0, most=255)], "whose messages, the highest that has any"
 )
 _BYTES: Final = Parameter(
     "payload_bytes",
@@ -83,7 +83,9 @@ def browse(call: Call) -> None:
     call.access.require(READ, "queue", name)
     queue = _queue(call, name)
     priorities = len(queue.ready.sub_queues)
-    priority = min(asked(call, _PRIORITY, 255), priorities - 1)
+    filled = [number for number, each in enumerate(queue.ready.sub_queues) if len(each)]
+    usual = filled[-1] if filled else priorities - 1
+    priority = min(asked(call, _PRIORITY, usual), priorities - 1)
     most = asked(call, _BYTES, PAYLOAD_BYTES)
 
     def done(seen: list[Seen], following: int) -> None:

@@ -296,7 +296,7 @@ def _partitions(call: Call, wanted: Reset) -> list[Partition]:
     vhost = call.vhost
     streams = [vhost.stream(name) for name in dict.fromkeys(wanted.streams or ())]
     if wanted.streams is None:
-        streams = _readable(call, vhost, call.names["group"])
+        streams = _readable(call, vhost, _found(call))
     found: list[Partition] = []
     for stream in streams:
         # A search may take a while: nobody's is begun who may not.
