@@ -89,7 +89,7 @@ const wrong = { broker: "", page: "" };
 
 function say(where, text) {
   wrong[where] = text;
-  const all = [wrong.broker, wrong.page].filter(Boolean).join(" ");
+  const all = [...new Set([wrong.broker, wrong.page])].filter(Boolean).join(" ");
   if (!banner || banner.textContent === all) return;
   banner.textContent = all;
   banner.hidden = !all;
