@@ -53,7 +53,8 @@ def test_a_queue_is_created_and_deleted(server: amqp.Server) -> None:
     server.broker.events.serving = client.connection
     client.declare("q", durable=True)
     client.call(Queue.Delete(queue="q"))
-    (created, about), (deleted, _) = events(server)
+    # The first is of the queue that listens.
+    _, (created, about), (deleted, _) = events(server)
     assert (created, deleted) == ("queue.created", "queue.deleted")
     assert (about["name"], about["vhost"], about["durable"]) == ("q", "/", True)
     assert about["user_who_performed_action"] == "guest"

@@ -175,7 +175,7 @@ def test_virtual_hosts_are_made_shown_and_deleted(commands: Commands) -> None:
     assert commands.names("vhost", "list") == ["/", "farm"]
     commands.done("vhost", "delete", "farm", "--yes")
     code, _, err = commands.run("vhost", "show", "farm")
-    assert (code, err) == (EXIT_FAILED, "trivium vhost: Not Found\n")
+    assert (code, err) == (EXIT_FAILED, "trivium vhost: no virtual host 'farm'\n")
 
 
 def test_policies_are_set_listed_and_deleted(commands: Commands) -> None:

@@ -147,7 +147,7 @@ async def test_a_page_on_which_nobody_has_signed_in_is_no_attempt_to_come_in(
         assert await browser.status() == 401
         assert await browser.status(headers={}) == 401
     lines = (tmp_path / "audit.log").read_text().splitlines()
-    assert [json.loads(line)["event"] for line in lines] == ["user.authentication.success"]
+    assert [json.loads(line)["event"] for line in lines] == ["user.authentication.failure"]
 
 
 @pytest.mark.parametrize("change", ["password", "tags", "deleted"])

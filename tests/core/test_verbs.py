@@ -190,7 +190,7 @@ async def test_connections_sessions_and_retained_messages(
 
 def test_virtual_hosts(commands: Commands) -> None:
     code, _, err = commands.run("queue", "list", "--vhost", "none")
-    assert (code, err) == (EXIT_FAILED, "trivium queue: Not Found\n")
+    assert (code, err) == (EXIT_FAILED, "trivium queue: no virtual host 'none'\n")
 
 
 def test_the_firehose_is_switched_without_a_question(commands: Commands) -> None:

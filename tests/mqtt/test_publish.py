@@ -609,6 +609,7 @@ def own_topics_listener(server: Server) -> Client:
     listener = server.open("listener", 5)
     for topic_filter in ("$SYS/#", "$SYS/x", "$share/g/$SYS/#", "#", "$", "$x/#", "$share/g/$x/t"):
         listener.subscribe(topic_filter, 2)
+        listener.take()
     return listener
 
 
