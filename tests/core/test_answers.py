@@ -28,7 +28,7 @@ GET = f"GET /api/x HTTP/1.1\r\nHost: x\r\nAuthorization: {AUTHORIZATION['Authori
 
 
 class Loop:
-    def call_later(self, seconds: float, work: Callable[[], None]) -> object:
+    def call_later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(seconds, work)
 
     def begin_turn(self) -> None:

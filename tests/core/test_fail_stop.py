@@ -22,7 +22,7 @@ from trivium.common.turns import EndOfTurn
 from trivium.common.values import HeaderValue
 from trivium.config import Config, LimitsConfig, Listen, StorageConfig
 from trivium.errors import ConfigError, InternalError
-from trivium.observability.http import HttpServer, Metrics
+from trivium.observability.http import HttpConnection, HttpServer, Metrics
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import REJECTED
@@ -366,14 +366,18 @@ async def test_an_error_while_a_socket_is_taken_stops_the_broker(
     await assert_nothing_half_done(world)
 
 
-@pytest.mark.parametrize("where", ["connect", "_close_if_silent"])
+@pytest.mark.parametrize(("kind", "where"), [(HttpServer, "connect"), (HttpConnection, "abort")])
 async def test_an_error_in_a_callback_of_http_stops_the_broker(
-    world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, where: str
+    world: World,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    kind: type,
+    where: str,
 ) -> None:
     def fail(*arguments: object) -> None:
         raise ERROR
 
-    monkeypatch.setattr(HttpServer, where, fail)
+    monkeypatch.setattr(kind, where, fail)
     world.config = replace(world.config, limits=LimitsConfig(handshake_seconds=0.01))
     world.listen_for_http()
     async with world.broker as broker:

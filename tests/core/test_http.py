@@ -23,7 +23,7 @@ from trivium.security.permissions import Permissions
 class Loop:
     """Calls the server as the event loop does."""
 
-    def call_later(self, seconds: float, work: Callable[[], None]) -> object:
+    def call_later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(seconds, work)
 
     def begin_turn(self) -> None:

@@ -109,7 +109,7 @@ class HttpDriver(Protocol):
     One in the answer to a request is the request's alone: aiohttp logs it and answers 500.
     """
 
-    def call_later(self, seconds: float, work: Callable[[], None]) -> object:
+    def call_later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:
         """Call ``work`` after some time."""
 
     def begin_turn(self) -> None:
@@ -171,8 +171,6 @@ class HttpServer:
         self._listener = listener
         self._handshake_seconds = handshake_seconds
         self._max_connections = min(MAX_CONNECTIONS, listener.max_connections or MAX_CONNECTIONS)
-        #: connections that have not asked for anything yet
-        self._silent: set[asyncio.Protocol] = set()
         #: connections whose request is being answered
         self._busy: set[web.RequestHandler] = set()
         application = web.Application(middlewares=[self._has_asked])
@@ -225,21 +223,15 @@ class HttpServer:
                 return None
             for each in idle[:excess]:
                 _drop(each)
-        connection = _Connection(server, loop=asyncio.get_running_loop(), **self._settings)
-        self._silent.add(connection)
-        self._driver.call_later(self._handshake_seconds, lambda: self._close_if_silent(connection))
+        connection = HttpConnection(server, loop=asyncio.get_running_loop(), **self._settings)
+        connection.silence = self._driver.call_later(self._handshake_seconds, connection.abort)
         return connection
-
-    def _close_if_silent(self, connection: web.RequestHandler) -> None:
-        if connection in self._silent:
-            self._silent.remove(connection)
-            if connection.transport is not None:
-                connection.transport.abort()
 
     @web.middleware
     async def _has_asked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         connection = request.protocol
-        self._silent.discard(connection)
+        assert isinstance(connection, HttpConnection)
+        connection.has_asked()
         self._busy.add(connection)
         try:
             return await handler(request)
@@ -701,11 +693,29 @@ async def _send_parts(response: web.StreamResponse, first: bytes, parts: Iterato
     await response.write_eof()
 
 
-class _Connection(web.RequestHandler):
-    """One connection; answers to what is no request, which reach no application, name the server
+class HttpConnection(web.RequestHandler):
+    """One connection. Answers to what is no request, which reach no application, name the server
     as others do."""
 
-    __slots__ = ()
+    __slots__ = ("silence",)
+
+    #: what closes it where it asks for nothing in time
+    silence: asyncio.TimerHandle | None
+
+    def abort(self) -> None:
+        """Close it now."""
+        if self.transport is not None:
+            self.transport.abort()
+
+    def has_asked(self) -> None:
+        """It need not ask in time any more; the timer would keep it long after its end."""
+        if self.silence is not None:
+            self.silence.cancel()
+            self.silence = None
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self.has_asked()
 
     def handle_error(self, *args: Any, **named: Any) -> web.StreamResponse:
         response = super().handle_error(*args, **named)
