@@ -215,9 +215,10 @@ class LoopDriver(Driver):
             self._is_turn_requested = False
             self._broker.events.serving = None
             self._broker.end_turn()
-            self._broker.timings.turns.observe(time.monotonic() - self._began_at)
+            now = time.monotonic()
+            self._broker.timings.turns.observe(now - self._began_at)
             if self._slow is not None:
-                self._slow.did(END)
+                self._slow.did_at(END, now)
                 self._slow.end()
             self._has_begun = False
             if self._closing:

@@ -30,10 +30,13 @@ END: Final = "the end of the turn"
 
 
 class SlowTurns:
-    """Tells of the turns of one broker that take ``limit`` seconds or more."""
+    """Tells of the turns of one broker, whose adapters are there, that take ``limit`` seconds or
+    more."""
 
     def __init__(self, broker: Broker, limit: float) -> None:
         self._broker = broker
+        # Each turn looks at them.
+        self._metrics: Final = [adapter.metrics for adapter in broker.adapters.values()]
         self._limit = limit
         self._began = self._last = time.monotonic()
         self._steps: i64 = 0
@@ -53,7 +56,10 @@ class SlowTurns:
 
     def did(self, what: object) -> None:
         """A step is done: for a connection or a request, or a callback."""
-        now = time.monotonic()
+        self.did_at(what, time.monotonic())
+
+    def did_at(self, what: object, now: float) -> None:
+        """A step is done, as ``did``, at this time."""
         took = now - self._last
         self._last = now
         self._steps += 1
@@ -71,9 +77,9 @@ class SlowTurns:
         seconds = self._last - self._began
         received: i64 = 0
         sent: i64 = 0
-        for adapter in self._broker.adapters.values():
-            received += adapter.metrics.messages_received
-            sent += adapter.metrics.messages_sent
+        for metrics in self._metrics:
+            received += metrics.messages_received
+            sent += metrics.messages_sent
         if seconds >= self._limit and not self._broker.is_stopping:
             self._tell(seconds, received - self._received, sent - self._sent)
         self._received = received
