@@ -416,7 +416,7 @@ def test_what_answers_is_not_a_broker(broker: Running, commands: Commands) -> No
         (["queue", "create", "x", "--arguments", "novalue"], EXIT_USAGE, "neither KEY=VALUE"),
         (["queue", "create", "x", "--arguments", "{"], EXIT_USAGE, "is not JSON"),
         (["group", "reset", "g", "--yes"], EXIT_FAILED, "at 'positions', or 'to' somewhere"),
-        (["group", "reset", "g", "--to", "first", "--yes"], EXIT_FAILED, "say of which 'streams'"),
+        (["group", "reset", "g", "--to", "first", "--yes"], EXIT_FAILED, "no group 'g'"),
         (["group", "reset", "g", "--to", "time", "--yes"], EXIT_FAILED, "'time' is there where"),
         (["group", "reset", "g", "--to", "x", "--yes"], EXIT_USAGE, "invalid choice: 'x'"),
         (["group", "reset", "g", "--time", "tomorrow", "--yes"], EXIT_USAGE, "is no time"),

@@ -204,8 +204,11 @@ class _Columns:
 
     def write_payloads(self, messages: list[Message]) -> None:
         """``write_binary`` of payloads. Of large ones the parts are written."""
-        if all(isinstance(message.content, bytes) for message in messages):
-            self.write_binary([message.payload for message in messages])
+        payloads = [
+            payload for message in messages if isinstance(payload := message.content, bytes)
+        ]
+        if len(payloads) == len(messages):
+            self.write_binary(payloads)
             return
         writer = self._writer
         end = 0

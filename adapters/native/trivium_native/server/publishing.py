@@ -406,12 +406,18 @@ class Publisher:
         wait = 0
         rejected: list[int] = []
         unroutable: list[int] = []
+        # What was found to take none, such as that to a stream, is not asked for each message.
+        without_runs: Route | None = None
         end = max(skip, 0)
         while end < len(messages):
             index = end
             message = messages[index]
             route = routes[index]
-            end = index + 1 if has_mandatory else _run_end(routes, messages, index)
+            end = index + 1
+            if not has_mandatory and route is not without_runs:
+                end = _run_end(routes, messages, index)
+                if end == index + 1 and not route.takes_runs(message.mode):
+                    without_runs = route
             if end - index > 1:
                 wait = max(wait, vhost.publish_run(messages[index:end], route))
                 continue
