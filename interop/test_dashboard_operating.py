@@ -375,6 +375,45 @@ def test_virtual_hosts_are_made_limited_and_deleted(site: Dashboard) -> None:
     tab.wait("![...document.querySelector('#vhost').options].some((each) => each.value === 'farm')")
 
 
+def offered(site: Dashboard) -> dict[str, bool]:
+    """The buttons of the page's heading, and whether they can be pressed."""
+    found: dict[str, bool] = site.page.run(
+        "Object.fromEntries([...document.querySelectorAll('main .heading button')]"
+        ".map((each) => [each.textContent, !each.disabled]))"
+    )
+    return found
+
+
+def test_what_permissions_do_not_allow_is_not_offered(site: Dashboard) -> None:
+    site.sign_in("reader")
+    tab = site.page
+    for page in ("queues", "streams", "exchanges"):
+        site.visit(page, waits_for="document.querySelector('tbody tr')")
+        assert tab.run("document.querySelector('.tools button')") is None
+    site.visit("queues", "/", "backlog")
+    site.wait_for_text("You may not configure “backlog”.")
+    assert offered(site) == {"Purge": True, "Delete": False}
+    site.check("queue-reader")
+    site.visit("streams", "/", STREAMS[0])
+    site.wait_for_text(f"You may not configure “{STREAMS[0]}”.")
+    assert offered(site) == {"Delete": False}
+    site.visit("groups", "/", "billing")
+    site.wait_for_text("You may not configure “billing”.")
+    assert offered(site) == {"Reset offsets": True, "Delete": False}
+    site.visit("exchanges", "/", "shop")
+    site.wait_for_text("You may not configure “shop”.")
+    assert offered(site) == {"Bind": True, "Delete": False}
+    tab.run("void (location.hash = '#/retained?vhost=%2F&topic=plant/hall1/machine1/temperature')")
+    site.wait_for_text("You may not write “plant/hall1/machine1/temperature”.")
+    assert offered(site) == {"Clear": False}
+    # What belongs to a session is nobody's here.
+    site.sign_in()
+    site.visit("queues", "/", "amq.mqtt-session.sensor")
+    site.wait_for_text("It belongs to a session.")
+    assert offered(site) == {"Purge": False, "Delete": False}
+    assert tab.troubles == []
+
+
 @pytest.mark.parametrize("user", ["watcher", "plain", "keeper"])
 def test_what_the_tags_do_not_allow_is_not_offered(site: Dashboard, user: str) -> None:
     site.sign_in(user)

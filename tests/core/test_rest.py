@@ -787,3 +787,49 @@ async def test_who_takes_no_json_is_told_so(tmp_path: Path, accept: str, status:
         assert answer.status == status
         kind = "json" if status == 200 else "problem+json"
         assert answer.content_type == f"application/{kind}"
+
+
+async def test_a_page_asks_what_it_need_not_offer(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        await site.ask("PUT", "users/eve", json={"password": "p", "tags": ["management"]})
+
+        async def allowed(query: str, user: str = "eve") -> Any:
+            status, found = await site.ask("GET", f"vhosts/%2F/access?{query}", user)
+            return found if status == 200 else status
+
+        # She has no permission there.
+        assert await allowed("name=jobs") == 403
+        patterns = {"configure": "^$", "write": "^jobs$|^amq.topic$", "read": "^jobs$"}
+        await site.ask("PUT", "users/eve/permissions/%2F", json=patterns)
+        assert await allowed("name=jobs") == {"configure": False, "write": True, "read": True}
+        assert await allowed("name=other") == {"configure": False, "write": False, "read": False}
+        topics = {"write": "^a", "read": ".*"}
+        await site.ask("PUT", "users/eve/topic-permissions/%2F/amq.topic", json=topics)
+        assert await allowed("topic=a/b") == {"configure": False, "write": True, "read": False}
+        assert await allowed("topic=b/a") == {"configure": False, "write": False, "read": False}
+        assert await allowed("name=jobs", "root") == {
+            "configure": True,
+            "write": True,
+            "read": True,
+        }
+        assert await allowed("") == await allowed("name=a&topic=b") == 400
+
+
+@pytest.mark.parametrize(
+    ("configure", "expected"), [("", False), ("^$", False), ("^a", True), (".*", True)]
+)
+async def test_a_virtual_host_says_whether_the_caller_may_make_anything(
+    tmp_path: Path, configure: str, expected: bool
+) -> None:
+    async with serve(tmp_path) as site:
+        await site.ask("PUT", "users/eve", json={"password": "p", "tags": ["management"]})
+        patterns = {"configure": configure, "write": "", "read": ".*"}
+        await site.ask("PUT", "users/eve/permissions/%2F", json=patterns)
+        _, found = await site.ask("GET", "vhosts/%2F", "eve")
+        assert found["may_configure"] is expected
+        # A key narrows it.
+        scopes = ["tag:management", "read:*/*"]
+        _, key = await site.ask("POST", "users/eve/keys", json={"scopes": scopes})
+        headers = {"Authorization": f"Bearer {key['key']}"}
+        _, found = await site.ask("GET", "vhosts/%2F", "", headers=headers)
+        assert found["may_configure"] is False

@@ -108,6 +108,30 @@ async def test_a_session_is_not_made_of_another_one(tmp_path: Path) -> None:
         assert len(site.broker.authentication.sessions) == 1
 
 
+async def test_a_page_is_told_who_has_signed_in_and_is_not_refused(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        browser = Browser(site)
+        url = f"http://{site.broker.listeners['http']}/api/v1/session"
+
+        async def caller(**headers: str) -> object:
+            shown = {"Cookie": browser.cookie} if browser.cookie else {}
+            async with site.client.get(url, headers={**shown, **headers}) as answer:
+                assert (answer.status, "Set-Cookie" in answer.headers) == (200, False)
+                return (await answer.json())["caller"]
+
+        assert await caller() is None
+        # Credentials that a request shows are no session.
+        assert await caller(**authorization("root")) is None
+        assert await browser.sign_in(authorization("root")) == 201
+        assert await caller(**OWN) == {"name": "root", "tags": ["administrator"]}
+        # A page of another site is told nothing.
+        assert await caller(**{"Sec-Fetch-Site": "same-site"}) is None
+        taken = browser.cookie
+        assert await browser.status("DELETE", "api/v1/session") == 204
+        browser.cookie = taken
+        assert await caller(**OWN) is None
+
+
 async def test_a_key_begins_a_session_which_ends_with_it(tmp_path: Path) -> None:
     async with serve(tmp_path) as site:
         body = {"password": "p", "tags": ["monitoring"]}

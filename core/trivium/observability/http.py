@@ -321,21 +321,9 @@ class HttpServer:
         """What the API is asked and answers. Raises ApiRefused."""
         assert self._api is not None
         place = self._api.place(request.method, path)
-        login = Login(identity=NOBODY)
         cookie = cookie_name(request.headers.get(hdrs.HOST, ""), self._listener.tls is not None)
-        session = None
-        if not place.is_public and path[0] == OWN and hdrs.AUTHORIZATION not in request.headers:
-            session = self._session_of(request, cookie)
-        if session is not None:
-            login = session.login
-        elif not place.is_public and _is_page(request):
-            # Whoever has not signed in does not try to come in by that.
-            raise ApiRefused(refusal(401, "not_authorised", "nobody has signed in"))
-        elif not place.is_public:
-            found = await self._identify(request, place.admits_anonymous)
-            if found is None:
-                raise ApiRefused(refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
-            login = found
+        session = self._page_of(request, place, path, cookie)
+        login = await self._login_of(request, place) if session is None else session.login
         if path[0] == OWN and not _accepts(request.headers.getall(hdrs.ACCEPT, []), _SHOWN):
             text = "answers are application/json, events text/event-stream"
             raise ApiRefused(refusal(406, "not_acceptable", text))
@@ -374,6 +362,32 @@ class HttpServer:
 
         self._api.ask(asked, done)
         return asked, await answer
+
+    def _page_of(
+        self, request: web.Request, place: ApiPlace, path: tuple[str, ...], cookie: str
+    ) -> Session | None:
+        """The session of a page that asks our own API; None for others. Raises ApiRefused."""
+        if path[0] != OWN or hdrs.AUTHORIZATION in request.headers:
+            return None
+        try:
+            return self._session_of(request, cookie)
+        except ApiRefused:
+            # What anybody may ask may be asked also by a session that is over.
+            if place.is_public:
+                return None
+            raise
+
+    async def _login_of(self, request: web.Request, place: ApiPlace) -> Login:
+        """By what somebody without a session asks. Raises ApiRefused."""
+        if place.is_public:
+            return Login(identity=NOBODY)
+        if _is_page(request):
+            # Whoever has not signed in does not try to come in by that.
+            raise ApiRefused(refusal(401, "not_authorised", "nobody has signed in"))
+        found = await self._identify(request, place.admits_anonymous)
+        if found is None:
+            raise ApiRefused(refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
+        return found
 
     async def _feed(
         self, request: web.Request, asked: ApiRequest, feed: Feed

@@ -75,6 +75,7 @@ logger = logging.getLogger(__name__)
 _VARIABLE: Final = re.compile(r"\{(username|client_id|vhost)\}")
 #: The pattern of everything, which narrows nothing.
 _ANYTHING: Final = ".*"
+_NOTHING: Final = "^$"
 _PLACE: Final = re.compile(rb"%[uc]")
 _ACL_ACCESS: Final = {
     "read": (READ,),
@@ -208,7 +209,7 @@ def _texts(patterns: object, kinds: tuple[str, ...], what: str) -> list[str]:
 
 def _matcher(text: str) -> Pattern:
     # As in RabbitMQ, where the empty pattern is that of nothing, not of everything.
-    return Pattern(text or "^$")
+    return Pattern(text or _NOTHING)
 
 
 def expand_pattern(text: str, values: Mapping[str, str]) -> Pattern | None:
@@ -243,6 +244,10 @@ class _Patterns:
 
     def allow(self, kind: str, name: str) -> bool:
         return self.names[kind].matches(name)
+
+    def allow_some(self, kind: str) -> bool:
+        """Whether they allow any name."""
+        return self.names[kind].text != _NOTHING
 
     def allow_topic(self, kind: str, exchange: str, key: str) -> bool:
         """Whether they allow what the ``key`` says at an exchange, whose name they do allow."""
@@ -391,6 +396,15 @@ class Decisions(Guard):
             known = self._decide(kind, name or DEFAULT_EXCHANGE)
             self._remember_name(place, known)
         return known
+
+    def may_some(self, kind: str) -> bool:
+        """Whether there may be a name for which ``may`` is true: it is false where every pattern is
+        the one that matches nothing."""
+        self._refresh()
+        limit = self._limit
+        return any(each.allow_some(kind) for each in self._patterns) and (
+            limit is None or limit.allow_some(kind)
+        )
 
     def _remember_name(self, place: tuple[str, str], decision: bool) -> None:
         if len(self._names) >= MAX_DECISIONS:

@@ -87,6 +87,10 @@ class ScopePatterns:
         """Whether a name may be configured, written or read, by some routing key at least."""
         return any(scope.name.matches(name) for scope in self._scopes[kind])
 
+    def allow_some(self, kind: str) -> bool:
+        """Whether any name may be configured, written or read."""
+        return bool(self._scopes[kind])
+
     def allow_topic(self, kind: str, exchange: str, key: str) -> bool:
         """Whether what a routing key says at an exchange may be written or read."""
         return any(

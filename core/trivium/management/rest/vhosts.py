@@ -13,6 +13,7 @@ from trivium.management.rest.schema import About, Count, Limits, Name
 from trivium.management.rest.users import LimitsSetting
 from trivium.observability.api import ApiAnswer
 from trivium.queues.arguments import CLASSIC
+from trivium.security.permissions import CONFIGURE
 from trivium.vhost.settings import (
     MAX_DESCRIPTION_BYTES,
     MAX_TAG_BYTES,
@@ -46,6 +47,7 @@ class VirtualHost:
     queued_bytes: Count
     connections: Count
     suspended: Annotated[int, About(text="declarations that are not in force", least=0)]
+    may_configure: Annotated[bool, About(text="whether the caller may, any name at all")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +86,7 @@ def _view(call: Call, vhost: CoreVirtualHost) -> VirtualHost:
         vhost.queued_bytes,
         call.broker.quotas.account(VHOST, vhost.name).used[CONNECTIONS],
         len(vhost.suspensions),
+        call.broker.permissions.access(call.identity, vhost.name).may_some(CONFIGURE),
     )
 
 

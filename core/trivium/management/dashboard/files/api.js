@@ -98,4 +98,8 @@ export async function readiness(options) {
 }
 
 export const signOut = () => del("session");
-export const whoami = () => get("whoami", {}, { isSigningIn: true });
+// Who has signed in; null for nobody. It is no refusal, which the browser would write down.
+export const signedInAs = async () => (await get("session")).caller;
+
+// What the user may do with what has a name, or with a topic: { configure, write, read }.
+export const access = (vhost, what, options) => get(at`vhosts/${vhost}/access`, what, options);

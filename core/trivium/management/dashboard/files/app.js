@@ -1,7 +1,7 @@
 // The frame of all pages: who has signed in, where to go, what went wrong.
 
 import * as api from "./api.js";
-import { fail } from "./dialogs.js";
+import { closeDialogs, fail, forgetTroubles } from "./dialogs.js";
 import { announce, h, replace } from "./dom.js";
 import * as live from "./live.js";
 import { pages } from "./pages/index.js";
@@ -104,6 +104,7 @@ async function route() {
   }
   current?.leave();
   say("page", "");
+  forgetTroubles();
   const page = find(names);
   markWhereWeAre(names[0]);
   if (!page) {
@@ -126,6 +127,7 @@ async function route() {
 
 // The focus goes to what is new, for keyboards and for whoever hears the page.
 function routed() {
+  closeDialogs();
   if (!isWide.matches) document.querySelector(".menu[open]")?.removeAttribute("open");
   main?.focus({ preventScroll: true });
   route().then(() => announce(document.title));
@@ -165,6 +167,7 @@ function vhostPicker() {
 async function loadVhosts() {
   const { items } = await api.all("vhosts");
   state.vhosts = items.map((vhost) => vhost.name);
+  state.makesIn = items.filter((vhost) => vhost.may_configure).map((vhost) => vhost.name);
   const wanted = remembered("vhost");
   state.vhost = state.vhosts.includes(wanted) ? wanted : "";
 }
@@ -234,7 +237,7 @@ function signedOut() {
   const hadCaller = state.caller !== null;
   state.caller = null;
   main = null;
-  document.querySelectorAll("dialog").forEach((each) => each.close());
+  closeDialogs();
   replace(document.body, h("main", { id: "main" }, signInPage(signedIn, hadCaller)));
   document.title = "Sign in – Trivium";
   document.querySelector("input")?.focus();
@@ -256,7 +259,9 @@ async function begin() {
   api.onSignedOut(() => state.caller && signedOut());
   window.addEventListener("hashchange", routed);
   try {
-    await signedIn(await api.whoami());
+    const caller = await api.signedInAs();
+    if (caller) await signedIn(caller);
+    else signedOut();
   } catch (error) {
     if (error.name !== "Problem") throw error;
     signedOut();

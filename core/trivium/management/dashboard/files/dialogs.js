@@ -30,6 +30,9 @@ export function notify(text, isBad = false) {
   }
 }
 
+// What went wrong on a page is not said on the next one.
+export const forgetTroubles = () => document.querySelectorAll(".notice.bad").forEach((each) => each.remove());
+
 export const fail = (error) => {
   if (error.name === "AbortError") return;
   if (error.name !== "Problem") throw error;
@@ -72,6 +75,9 @@ export function dialog(title, content, { action = "OK", isDanger = false, work }
   (form.querySelector("[data-first]") || form.querySelector("input, select, textarea, .buttons button")).focus();
   return element;
 }
+
+// A window is of the page that has opened it.
+export const closeDialogs = () => document.querySelectorAll("dialog").forEach((each) => each.close());
 
 // What a form says that it cannot.
 export class InputError extends Error {

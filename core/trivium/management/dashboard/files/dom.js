@@ -53,6 +53,16 @@ export function replace(element, ...children) {
   return element;
 }
 
+// Put something into a place only where it is new, so that who reads it is not disturbed.
+export function whenChanged(place, make) {
+  let before = "";
+  return (...values) => {
+    const now = JSON.stringify(values);
+    if (now !== before) replace(place, make(...values));
+    before = now;
+  };
+}
+
 // Say something to whoever cannot see the page.
 export function announce(text) {
   let place = document.getElementById("announcements");

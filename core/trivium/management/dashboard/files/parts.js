@@ -20,7 +20,14 @@ export function figure(name, value, target) {
   return target ? h("a", { class: "figure", href: target }, text) : h("div", { class: "figure" }, text);
 }
 
-export const figures = (...children) => h("div", { class: "figures" }, children);
+// Several of them, in rows of about the same length: none stands alone.
+const ROWS = { wide: 8, middle: 5, narrow: 3 };
+
+export function figures(...children) {
+  const shown = children.filter(Boolean);
+  const columns = (most) => Math.ceil(shown.length / Math.ceil(shown.length / most));
+  return h("div", { class: "figures", style: Object.fromEntries(Object.entries(ROWS).map(([name, most]) => [`--${name}`, columns(most)])) }, shown);
+}
 
 // A part of a page with a heading.
 export function section(title, ...children) {
@@ -44,6 +51,16 @@ export function table(value) {
 }
 
 export const button = (text, onclick, kind = "") => h("button", { type: "button", class: kind || null, onclick }, text);
+
+// Buttons, of which some cannot be pressed, and why: offers([a button, ""], [another one, "the reason"]).
+export function offers(...pairs) {
+  for (const [each, reason] of pairs) each.disabled = Boolean(reason);
+  const reasons = [...new Set(pairs.map(([, reason]) => reason).filter(Boolean))];
+  return [pairs.map(([each]) => each), reasons.length > 0 && h("p", { class: "hint reasons" }, reasons.join(" "))];
+}
+
+// Why something is not offered; "" where it is. `allowed` is what access() says.
+export const refusal = (allowed, kind, name) => (allowed[kind] ? "" : `You may not ${kind} “${name}”.`);
 
 // A link to a page that looks as a button does.
 export const leads = (text, ...parts) => h("a", { class: "button", href: link(...parts) }, text);

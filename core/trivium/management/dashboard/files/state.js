@@ -9,6 +9,8 @@ export const state = {
   // "" for all virtual hosts.
   vhost: "",
   vhosts: [],
+  // Those of them in which the user may make something.
+  makesIn: [],
 };
 
 // What is remembered in the browser: no secret.
@@ -40,6 +42,9 @@ export function may(tag) {
   return ABOVE[tag].some((each) => state.caller?.tags.includes(each));
 }
 
+// Whether the user may make something in the virtual host that is chosen, or in any.
+export const mayMake = () => (state.vhost ? state.makesIn.includes(state.vhost) : state.makesIn.length > 0);
+
 // In a form: the virtual host in which something is to be made.
 export const vhostField = () => field("Virtual host", h("select", { name: "vhost" },
-  state.vhosts.map((name) => h("option", { value: name, selected: name === state.vhost }, name))));
+  state.makesIn.map((name) => h("option", { value: name, selected: name === state.vhost }, name))));

@@ -1,13 +1,13 @@
 // Exchanges: all of them, one with its bindings, and a drawing of what leads where.
 
-import { all, at, del, get, inVhost, post, put } from "../api.js";
+import { access, all, at, del, get, inVhost, post, put } from "../api.js";
 import { confirm, dialog, fail, field, notify, parsed } from "../dialogs.js";
-import { h, replace } from "../dom.js";
+import { h, replace, whenChanged } from "../dom.js";
 import { MOST_EDGES, draw, graphOf } from "../drawing.js";
 import * as format from "../format.js";
-import { actionsTitle, button, choice, facts, figure, figures, leads, named, names, section, table, tag } from "../parts.js";
+import { actionsTitle, button, choice, facts, figure, figures, leads, named, names, offers, refusal, section, table, tag } from "../parts.js";
 import { go, link } from "../router.js";
-import { state, vhostField } from "../state.js";
+import { mayMake, state, vhostField } from "../state.js";
 import { Rates, listTable, plainTable } from "../table.js";
 
 const DEFAULT = "amq.default";
@@ -64,7 +64,7 @@ const list = {
         { title: "Routed", isNumber: true, cell: (each) => format.rate(rated(each).routed) },
         { title: "Unroutable", sort: "counters.unroutable", isNumber: true, cell: (each) => format.count(each.counters.unroutable) },
       ].filter(Boolean),
-      actions: [button("New exchange", create)],
+      actions: mayMake() ? [button("New exchange", create)] : [],
     });
     replace(view.element, h("h1", {}, "Exchanges"), found.element);
   },
@@ -108,16 +108,6 @@ async function declared(vhost, options) {
   return { items: found, isWhole: isWhole || found.length < items.length };
 }
 
-// Put something into a place only where it is new, so that who reads it is not disturbed.
-function whenChanged(place, make) {
-  let before = "";
-  return (...values) => {
-    const now = JSON.stringify(values);
-    if (now !== before) replace(place, make(...values));
-    before = now;
-  };
-}
-
 function bind(vhost, source, changed) {
   const kind = choice("kind", ["queue", "exchange"], "queue", { queue: "queue or stream" });
   const destination = h("input", { name: "destination", required: true, maxlength: "255", "data-first": true });
@@ -136,7 +126,11 @@ function bind(vhost, source, changed) {
   });
 }
 
-function actions(vhost, exchange, changed) {
+// Topics at this one are permitted one by one.
+const TOPICS = "amq.topic";
+const readRefusal = (allowed, name) => (name === TOPICS ? "" : refusal(allowed, "read", name));
+
+function actions(vhost, exchange, allowed, changed) {
   const { name } = exchange;
   const remove = () => confirm("Delete the exchange?", "It goes with its bindings.", "Delete", async () => {
     await del(at`vhosts/${vhost}/exchanges/${name}`);
@@ -145,7 +139,8 @@ function actions(vhost, exchange, changed) {
   }, name);
   return h("div", { class: "buttons" },
     !exchange.internal && leads("Publish", "publish", { road: "exchange", vhost, exchange: name }),
-    name !== "" && button("Bind", () => bind(vhost, name, changed)), !isOwn(name) && button("Delete", remove, "danger"));
+    name !== "" && offers([button("Bind", () => bind(vhost, name, changed)), readRefusal(allowed, name)],
+      ...(isOwn(name) ? [] : [[button("Delete", remove, "danger"), refusal(allowed, "configure", name)]])));
 }
 
 const one = {
@@ -154,13 +149,15 @@ const one = {
     const { vhost, name } = view.names;
     const own = name === DEFAULT ? "" : name;
     const rates = new Rates();
+    const options = { signal: view.signal };
+    const allowed = await access(vhost, { name }, options);
     const [does, numbers, about, drawing, bindings] = [h("div"), h("div"), h("div"), h("div"), h("div")];
     const shownPicture = whenChanged(drawing, (found, isWhole) => picture(vhost, found, isWhole, own));
     const shownBindings = whenChanged(bindings, (found) => bindingsTable(vhost, found, loadBindings));
-    const shownActions = whenChanged(does, (exchange) => actions(vhost, exchange, loadBindings));
+    const shownActions = whenChanged(does, (exchange) => actions(vhost, exchange, allowed, loadBindings));
 
     async function load() {
-      const exchange = await get(at`vhosts/${vhost}/exchanges/${name}`, {}, { signal: view.signal });
+      const exchange = await get(at`vhosts/${vhost}/exchanges/${name}`, {}, options);
       const { counters } = exchange;
       const found = rates.of("", counters);
       shownActions({ name: exchange.name, internal: exchange.internal });
@@ -172,7 +169,6 @@ const one = {
     }
 
     async function loadBindings() {
-      const options = { signal: view.signal };
       const { items: others, isWhole } = own === ""
         ? await all(at`vhosts/${vhost}/bindings`, { source: DEFAULT }, options, MOST_BINDINGS) : await declared(vhost, options);
       shownPicture(others, isWhole);

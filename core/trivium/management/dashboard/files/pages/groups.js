@@ -1,10 +1,10 @@
 // Consumer groups: who reads streams, and how far.
 
-import { all, at, del, get, inVhost, put } from "../api.js";
+import { access, all, at, del, get, inVhost, put } from "../api.js";
 import { InputError, confirm, dialog, fail, field, notify } from "../dialogs.js";
 import { h, replace } from "../dom.js";
 import * as format from "../format.js";
-import { button, facts, figure, figures, named, section } from "../parts.js";
+import { button, facts, figure, figures, named, offers, refusal, section } from "../parts.js";
 import { go, link } from "../router.js";
 import { listTable, plainTable } from "../table.js";
 
@@ -68,6 +68,7 @@ const one = {
     const { vhost, name } = view.names;
     const path = at`vhosts/${vhost}/groups/${name}`;
     const options = { signal: view.signal };
+    const allowed = await access(vhost, { name }, options);
     const [numbers, about, members, offsets] = [h("div"), h("div"), h("div"), h("div")];
     let streams = [];
 
@@ -99,7 +100,8 @@ const one = {
     }, name);
     replace(view.element, h("p", {}, h("a", { href: link("groups") }, "All groups")),
       h("div", { class: "heading" }, h("h1", {}, "Group ", name), h("div", { class: "buttons" },
-        button("Reset offsets", () => reset(vhost, name, streams, load)), button("Delete", remove, "danger"))),
+        offers([button("Reset offsets", () => reset(vhost, name, streams, load)), refusal(allowed, "read", name)],
+          [button("Delete", remove, "danger"), refusal(allowed, "configure", name)]))),
       numbers, section("How far it is", offsets), section("Members", members), section("What it is", about));
     await view.every(2, load);
   },

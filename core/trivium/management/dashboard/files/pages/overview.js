@@ -62,10 +62,10 @@ export default {
   title: "Overview",
   group: "Broker",
   show(view) {
-    const top = h("div");
+    const [since, top] = [h("span", { class: "total" }), h("div")];
     const state = h("div", { class: "gauges" });
     const drawn = charts();
-    replace(view.element, h("h1", {}, "Overview"), top, state, h("div", { class: "charts" }, drawn.all.map((chart) => chart.element)));
+    replace(view.element, h("div", { class: "heading" }, h("h1", {}, "Overview"), since), top, state, h("div", { class: "charts" }, drawn.all.map((chart) => chart.element)));
     history.slice(0, -1).forEach(drawn.add);
     drawn.all.forEach((chart) => chart.draw());
     view.live((each) => {
@@ -78,11 +78,11 @@ export default {
         figure("consumers", format.count(overview.consumers)),
         figure("queues", format.count(overview.queues), link("queues")),
         figure("streams", format.count(overview.streams), link("streams")),
-        figure("exchanges", format.count(overview.exchanges)),
+        figure("exchanges", format.count(overview.exchanges), link("exchanges")),
         figure("groups", format.count(overview.groups), link("groups")),
-        figure("retained", format.count(overview.retained_messages)),
-        figure("virtual hosts", format.count(overview.vhosts)),
-        figure("up for", format.duration(overview.uptime_ms))));
+        figure("retained", format.count(overview.retained_messages), link("retained")),
+        figure("virtual hosts", format.count(overview.vhosts), link("vhosts"))));
+      replace(since, `up for ${format.duration(overview.uptime_ms)}`);
       replace(state, resources(overview.alarms));
     });
   },

@@ -1,13 +1,13 @@
 // Queues: all of them, and one with its consumers and bindings.
 
-import { all, at, del, get, inVhost, put } from "../api.js";
+import { access, all, at, del, get, inVhost, put } from "../api.js";
 import { Chart } from "../chart.js";
 import { confirm, dialog, fail, field, notify, parsed } from "../dialogs.js";
-import { h, replace } from "../dom.js";
+import { h, replace, whenChanged } from "../dom.js";
 import * as format from "../format.js";
-import { button, facts, figure, figures, leads, named, section, table, tags } from "../parts.js";
+import { button, facts, figure, figures, leads, named, offers, refusal, section, table, tags } from "../parts.js";
 import { go, link } from "../router.js";
-import { vhostField } from "../state.js";
+import { mayMake, vhostField } from "../state.js";
 import { Rates, listTable, plainTable } from "../table.js";
 
 const taken = (rates) => ["delivered", "delivered_settled", "got", "got_settled"]
@@ -61,13 +61,20 @@ const list = {
         { title: "In", isNumber: true, cell: (queue) => format.rate(rated(queue).published) },
         { title: "Out", isNumber: true, cell: (queue) => format.rate(taken(rated(queue))) },
       ].filter(Boolean),
-      actions: [button("New queue", create)],
+      actions: mayMake() ? [button("New queue", create)] : [],
     });
     replace(view.element, h("h1", {}, "Queues"), found.element);
   },
 };
 
-function actions(vhost, name, changed) {
+// Why nobody touches a queue here; "" for one of everybody.
+function keeper(queue) {
+  if (queue.protocol) return "It belongs to a session.";
+  return queue.owner === null ? "" : "It is one connection's alone.";
+}
+
+function actions(vhost, queue, allowed, changed) {
+  const { name } = queue;
   const path = at`vhosts/${vhost}/queues/${name}`;
   const purge = () => confirm("Purge the queue?", `All messages of “${name}” that are ready are removed.`, "Purge", async () => {
     const { messages } = await del(`${path}/contents`);
@@ -80,7 +87,9 @@ function actions(vhost, name, changed) {
     go("queues");
   }, name);
   const places = [leads("Messages", "messages", { kind: "queue", vhost, name }), leads("Publish", "publish", { road: "exchange", vhost, key: name })];
-  return h("div", { class: "buttons" }, places, button("Purge", purge, "danger"), button("Delete", remove, "danger"));
+  const kept = keeper(queue);
+  return h("div", { class: "buttons" }, places, offers([button("Purge", purge, "danger"), kept || refusal(allowed, "read", name)],
+    [button("Delete", remove, "danger"), kept || refusal(allowed, "configure", name)]));
 }
 
 const one = {
@@ -90,11 +99,15 @@ const one = {
     const rates = new Rates();
     const backlog = new Chart("Messages", format.compact);
     const moves = new Chart("Rates", format.rate);
-    const [numbers, about, consumers, bindings] = [h("div"), h("div"), h("div"), h("div")];
+    const [does, numbers, about, consumers, bindings] = [h("div"), h("div"), h("div"), h("div"), h("div")];
+    const options = { signal: view.signal };
+    const allowed = await access(vhost, { name }, options);
+    const shownActions = whenChanged(does, (queue) => actions(vhost, queue, allowed, load));
 
     async function load() {
-      const queue = await get(at`vhosts/${vhost}/queues/${name}`, {}, { signal: view.signal });
+      const queue = await get(at`vhosts/${vhost}/queues/${name}`, {}, options);
       const { counters } = queue;
+      shownActions({ name, protocol: queue.protocol, owner: queue.owner });
       const found = rates.of("", counters);
       const now = Date.now();
       backlog.add(now, { ready: queue.ready, unsettled: queue.unsettled });
@@ -114,8 +127,8 @@ const one = {
 
     async function loadAround() {
       const [readers, sources] = await Promise.all([
-        all("consumers", { vhost, queue: name }, { signal: view.signal }, 500),
-        all(at`vhosts/${vhost}/bindings`, { destination: name }, { signal: view.signal }, 500)]);
+        all("consumers", { vhost, queue: name }, options, 500),
+        all(at`vhosts/${vhost}/bindings`, { destination: name }, options, 500)]);
       replace(consumers, plainTable("Consumers", [
         { title: "Tag", cell: (each) => each.tag || "–" },
         { title: "Connection", cell: (each) => named(each.connection, "connections", each.connection) },
@@ -133,7 +146,7 @@ const one = {
     }
 
     replace(view.element, h("p", {}, h("a", { href: link("queues") }, "All queues")),
-      h("div", { class: "heading" }, h("h1", {}, "Queue ", name), actions(vhost, name, load)),
+      h("div", { class: "heading" }, h("h1", {}, "Queue ", name), does),
       numbers, h("div", { class: "charts" }, backlog.element, moves.element),
       section("What it is", about), section("Consumers", consumers), section("Bindings", bindings));
     await Promise.all([view.every(2, load), view.every(5, loadAround)]);

@@ -1,10 +1,10 @@
 // Retained messages: their topics as a tree, which is asked for level by level.
 
-import { at, del, get } from "../api.js";
+import { access, at, del, get } from "../api.js";
 import { confirm, fail, field, notify } from "../dialogs.js";
 import { announce, append, h, replace } from "../dom.js";
 import * as format from "../format.js";
-import { button, choice, leads, section } from "../parts.js";
+import { button, choice, leads, offers, refusal, section } from "../parts.js";
 import { messageView } from "../payload.js";
 import { keep, link } from "../router.js";
 import { state } from "../state.js";
@@ -77,8 +77,9 @@ export default {
     async function open(topic) {
       keep({ vhost, filter: filter.value, topic });
       let found;
+      let allowed;
       try {
-        found = await get(at`vhosts/${vhost}/retained/${topic}`, {}, options);
+        [found, allowed] = await Promise.all([get(at`vhosts/${vhost}/retained/${topic}`, {}, options), access(vhost, { topic }, options)]);
       } catch (error) {
         if (error.status !== 404) throw error;
         replace(message, h("p", { class: "empty" }, `Nothing is retained for “${topic}” any more.`));
@@ -92,7 +93,7 @@ export default {
       });
       const title = h("h3", { tabindex: "-1" }, topic);
       replace(message, h("div", { class: "heading" }, title, h("div", { class: "buttons" },
-        leads("Publish", "publish", { road: "topic", vhost, topic, retain: "yes" }), button("Clear", clear, "danger"))),
+        leads("Publish", "publish", { road: "topic", vhost, topic, retain: "yes" }), offers([button("Clear", clear, "danger"), refusal(allowed, "write", topic)]))),
       messageView(found, [["Published", format.time(found.published_at)], ["Mode", found.mode], ["Size", format.bytes(found.bytes)]]));
       title.focus();
     }

@@ -1,13 +1,13 @@
 // Streams: all of them, and one with its partitions and how far each group is in them.
 
-import { all, at, del, get, inVhost, put } from "../api.js";
+import { access, all, at, del, get, inVhost, put } from "../api.js";
 import { Chart } from "../chart.js";
 import { confirm, dialog, field, notify, parsed } from "../dialogs.js";
 import { h, replace } from "../dom.js";
 import * as format from "../format.js";
-import { button, facts, figure, figures, leads, named, section, table, tag } from "../parts.js";
+import { button, facts, figure, figures, leads, named, offers, refusal, section, table, tag } from "../parts.js";
 import { go, link } from "../router.js";
-import { vhostField } from "../state.js";
+import { mayMake, vhostField } from "../state.js";
 import { Rates, listTable, plainTable } from "../table.js";
 
 // Partitions that are columns of a table; more are rows.
@@ -48,7 +48,7 @@ const list = {
         { title: "Records", sort: "records", isNumber: true, cell: (stream) => format.count(stream.records) },
         { title: "In", isNumber: true, cell: ({ vhost, name, published }) => format.rate(rates.of(`${vhost} ${name}`, { published }).published) },
       ].filter(Boolean),
-      actions: [button("New stream", create)],
+      actions: mayMake() ? [button("New stream", create)] : [],
     });
     replace(view.element, h("h1", {}, "Streams"), found.element);
   },
@@ -84,6 +84,7 @@ const one = {
     const { vhost, name } = view.names;
     const path = at`vhosts/${vhost}/streams/${name}`;
     const options = { signal: view.signal };
+    const allowed = await access(vhost, { name }, options);
     const rates = new Rates();
     const moves = new Chart("Records", format.rate);
     const behind = new Chart("Lag by group", format.compact);
@@ -130,7 +131,7 @@ const one = {
     }, name);
     replace(view.element, h("p", {}, h("a", { href: link("streams") }, "All streams")),
       h("div", { class: "heading" }, h("h1", {}, "Stream ", name), h("div", { class: "buttons" }, leads("Messages", "messages", { kind: "stream", vhost, name }),
-        leads("Publish", "publish", { road: "stream", vhost, stream: name }), button("Delete", remove, "danger"))),
+        leads("Publish", "publish", { road: "stream", vhost, stream: name }), offers([button("Delete", remove, "danger"), refusal(allowed, "configure", name)]))),
       numbers, h("div", { class: "charts" }, moves.element, behind.element),
       section("Lag by group and partition", lags), section("Partitions", partitions), section("What it is", about));
     await Promise.all([view.every(2, load), view.every(2, loadLags)]);
