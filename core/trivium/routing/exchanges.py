@@ -477,6 +477,8 @@ class TopicExchange(Exchange):
 
     def match_own(self, key: bytes) -> list[Binding]:
         """The bindings that lead on what the broker itself publishes: those that name ``$SYS``."""
+        if len(self._own) == 0:
+            return []
         found = self._own.match(levels_of(key))
         return [b for b in found if not isinstance(b.destination, ExchangeDestination)]
 
