@@ -35,17 +35,24 @@ export class Rates {
 // A table without pages, of rows that are there: columns as below, but they sort nothing.
 export function plainTable(caption, columns, rows, empty = "There are none.") {
   if (!rows.length) return h("p", { class: "empty" }, empty);
+  const heads = columns.map((column) => h("th", { scope: "col", role: "columnheader", class: kind(column) }, column.title));
+  return framed(caption, heads, h("tbody", { role: "rowgroup" }, rows.map((row) => line(columns, row))));
+}
+
+// A table that scrolls where it is too wide. On a phone its rows are cards, which are no table to a browser any more:
+// the roles say that they are.
+function framed(caption, heads, body) {
   return h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", {}, h("caption", { class: "unseen" }, caption),
-      h("thead", {}, h("tr", {}, columns.map((column) => h("th", { scope: "col", class: kind(column) }, column.title)))),
-      h("tbody", {}, rows.map((row) => line(columns, row)))));
+    h("table", { role: "table" }, h("caption", { class: "unseen" }, caption),
+      h("thead", { role: "rowgroup" }, h("tr", { role: "row" }, heads)), body));
 }
 
 const kind = (column) => (column.isNumber ? "number" : column.isShort ? "short" : null);
 
 function line(columns, row) {
-  return h("tr", {}, columns.map((column, index) =>
-    index === 0 ? h("th", { scope: "row" }, column.cell(row)) : h("td", { class: kind(column) }, column.cell(row))));
+  return h("tr", { role: "row" }, columns.map((column, index) => (index === 0
+    ? h("th", { scope: "row", role: "rowheader" }, column.cell(row))
+    : h("td", { role: "cell", class: kind(column), "data-title": typeof column.title === "string" && column.title }, column.cell(row)))));
 }
 
 // A table of a list.
@@ -59,23 +66,22 @@ function line(columns, row) {
 //   actions  elements beside the search
 export function listTable(view, { path, caption, columns, query = {}, search = true, actions = [], empty = "There are none." }) {
   const chosen = { page: "1", page_size: "50", name: "", sort: "", sort_reverse: "", ...view.query };
-  const body = h("tbody");
+  const body = h("tbody", { role: "rowgroup" });
   const total = h("p", { class: "total" });
   const pages = h("nav", { class: "pages", "aria-label": `Pages of ${caption}` });
   const nothing = h("p", { class: "empty", hidden: true }, empty);
   const heads = columns.map((column) => head(column));
-  const table = h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
-    h("table", {}, h("caption", { class: "unseen" }, caption), h("thead", {}, h("tr", {}, heads)), body));
+  const table = framed(caption, heads, body);
   let typing = 0;
 
   function head(column) {
-    if (!column.sort) return h("th", { scope: "col", class: kind(column) }, column.title);
+    if (!column.sort) return h("th", { scope: "col", role: "columnheader", class: kind(column) }, column.title);
     const sort = () => {
       const isSame = chosen.sort === column.sort;
       chosen.sort_reverse = isSame && chosen.sort_reverse !== "true" ? "true" : isSame ? "" : column.isNumber ? "true" : "";
       choose({ sort: column.sort, page: "1" });
     };
-    return h("th", { scope: "col", class: kind(column) }, h("button", { type: "button", class: "plain sort", onclick: sort }, column.title));
+    return h("th", { scope: "col", role: "columnheader", class: kind(column) }, h("button", { type: "button", class: "plain sort", onclick: sort }, column.title));
   }
 
   function showOrder() {
