@@ -34,6 +34,27 @@ TOO_WIDE = (
     "[...document.querySelectorAll('.scroll:has(table)')]"
     ".filter((each) => each.scrollWidth > each.clientWidth).map((each) => each.ariaLabel)"
 )
+#: what the key Tab leads to, and how many such things of a page are looked at
+STOPS = "a[href], button, input, select, textarea, summary, [tabindex='0']"
+MOST_STOPS = 80
+#: what is wrong with where the focus is; "again" once it has been everywhere
+STOP = """(() => {
+    const now = document.activeElement;
+    const dialog = document.querySelector('dialog');
+    const before = window.stops.at(-1);
+    // Some fields have several parts.
+    if (now === before) return 'the same';
+    if (now === document.body || window.stops.includes(now)) return 'again';
+    if (before?.isConnected && !(before.compareDocumentPosition(now) & 4)) return 'again';
+    window.stops.push(now);
+    const what = now.outerHTML.slice(0, 200);
+    const { width, height } = now.getBoundingClientRect();
+    if (dialog && !dialog.contains(now)) return `outside of the window: ${what}`;
+    if (!width || !height) return `not to be seen: ${what}`;
+    // The first one has it by no key.
+    if (window.stops.length === 1 || now.matches('.node')) return '';
+    return getComputedStyle(now).outlineStyle === 'none' ? `no outline: ${what}` : '';
+})()"""
 #: what a user may who may change nothing
 READING = {"/": {"configure": "", "write": "", "read": ".*"}}
 #: seconds between two messages of a load
@@ -127,6 +148,8 @@ class Dashboard:
             tab.run("new Promise((done) => setTimeout(done, 100))")
             self.picture(f"{name}-{look}")
             self._check_access(f"{name}, {look}")
+            if look == "light":
+                self._check_keyboard(name)
             # Tables scroll by themselves, but on a phone; the page does not.
             wide = tab.run("document.documentElement.scrollWidth")
             assert wide <= width, f"{name}, {look}: {wide} pixels"
@@ -159,6 +182,29 @@ class Dashboard:
             " `${each.id}: ${each.help}: ${each.nodes.map((n) => n.html.slice(0, 200))}`))"
         )
         assert not found, f"{what}: {found}"
+
+    def _check_keyboard(self, name: str) -> None:
+        """The key Tab leads to all that can be used, in order, and one sees where."""
+        tab = self.page
+        begin = (
+            "(() => { window.stops = []; window.began = document.activeElement; const first = (document.querySelector('dialog') ??"
+            f" document).querySelector({json.dumps(STOPS)}); first.focus();"
+            " return document.activeElement === first })()"
+        )
+        assert tab.run(begin), name
+        reachable = (
+            "[...(document.querySelector('dialog') ?? document)"
+            f".querySelectorAll({json.dumps(STOPS)})]"
+            ".filter((each) => each.checkVisibility() && !each.disabled).length"
+        )
+        least = tab.run(reachable)
+        count = 0
+        while count < MOST_STOPS and (found := tab.run(STOP)) != "again":
+            assert found in ("", "the same"), f"{name}: {found}"
+            count += found == ""
+            tab.press("Tab")
+        assert count >= min(least, tab.run(reachable), MOST_STOPS), f"{name}: {count} of {least}"
+        tab.run("window.began.focus()")
 
 
 class Load:
@@ -227,7 +273,7 @@ class Load:
             client = Client(CallbackAPIVersion.VERSION2, name, clean_session=False)
             client.connect(LOOPBACK, self._ports["mqtt"])
             client.loop_start()
-            client.subscribe("plant/#", 1)
+            client.subscribe([("plant/#", 1), ("$share/crew/plant/hall0/#", 1)])
             clients.append(client)
         clients[0].publish(f"plant/{MARKUP.replace('#', '')}", MARKUP, 1, retain=True)
         number = 0

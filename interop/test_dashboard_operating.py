@@ -6,6 +6,7 @@ import base64
 import json
 from collections.abc import Iterator
 from typing import Any
+from urllib.error import HTTPError
 from urllib.parse import quote
 from urllib.request import Request, urlopen
 
@@ -90,6 +91,15 @@ def rows(site: Dashboard, text: str) -> None:
         "[...document.querySelectorAll('tbody tr')].some((each) =>"
         f" each.textContent.includes({json.dumps(text)}))"
     )
+
+
+def offered(site: Dashboard) -> dict[str, bool]:
+    """The buttons of the page's heading, and whether they can be pressed."""
+    found: dict[str, bool] = site.page.run(
+        "Object.fromEntries([...document.querySelectorAll('main .heading button')]"
+        ".map((each) => [each.textContent, !each.disabled]))"
+    )
+    return found
 
 
 def test_exchanges_are_made_bound_drawn_and_deleted(site: Dashboard) -> None:
@@ -332,7 +342,66 @@ def test_users_are_made_and_given_what_they_may(site: Dashboard) -> None:
     # What the configuration says is changed there.
     site.visit("users", "watcher")
     site.wait_for_text("Of the configuration")
-    assert tab.run("document.querySelectorAll('main button').length") == 0
+    assert offered(site) == {}
+
+
+def test_keys_are_made_shown_once_and_taken_back(site: Dashboard) -> None:
+    site.sign_in()
+    tab = site.page
+    site.visit("keys", waits_for="document.querySelector('.tools button')")
+    tab.run("document.querySelector('.tools button').focus()")
+    tab.press("Enter")
+    tab.wait("document.querySelector('dialog')")
+    site.fill(user="nobody else")
+    site.press("Create")
+    site.wait_for_text("no user 'nobody else'", "dialog")
+    tab.troubles.clear()
+    site.fill(user="watcher", scopes="tag:monitoring read:*/*", expires="2100-01-01T00:00")
+    site.check("key-new")
+    site.press("Create")
+    tab.wait("document.querySelector('.secret')")
+    secret = tab.run("document.querySelector('.secret').textContent")
+    assert secret.startswith("trivium_")
+    site.check("key-secret")
+    site.press("Copy")
+    tab.wait("/copied|selected/.test(document.querySelector('dialog [role=status]').textContent)")
+    site.press("Done")
+    tab.wait("!document.querySelector('dialog')")
+    # The focus is back where it began, and the secret is nowhere.
+    assert tab.run("document.activeElement.textContent") == "New key"
+    assert secret not in tab.run(
+        "document.documentElement.outerHTML + JSON.stringify({...localStorage})"
+    )
+    rows(site, "tag:monitoring")
+    site.check("keys")
+    shown = {"Authorization": f"Bearer {secret}"}
+    url = f"http://{LOOPBACK}:{site.broker.ports['http']}/api/v1/whoami"
+    with urlopen(Request(url, headers=shown), timeout=30) as answer:
+        assert json.loads(answer.read()) == {"name": "watcher", "tags": ["monitoring"]}
+    site.visit("users", "watcher")
+    rows(site, "tag:monitoring")
+    site.check("user-with-key")
+    site.press("Take back")
+    site.press("Take back")
+    tab.wait(
+        "![...document.querySelectorAll('tbody')].some((each) => each.textContent.includes('tag:'))"
+    )
+    with pytest.raises(HTTPError, match="401"):
+        urlopen(Request(url, headers=shown), timeout=30)
+    assert tab.troubles == []
+
+
+def test_shared_subscriptions(site: Dashboard) -> None:
+    site.sign_in("watcher")
+    site.visit("shared-subscriptions")
+    rows(site, "plant/hall0/#")
+    assert site.page.run("document.querySelector('tbody tr').cells[3].textContent") == "2"
+    site.check("shared-subscriptions")
+    site.page.click("tbody tr a")
+    site.wait_for_text("Session of ")
+    site.sign_in("plain")
+    site.visit("shared-subscriptions")
+    site.wait_for_text("There is no such page")
 
 
 def test_roles_are_made_and_deleted(site: Dashboard) -> None:
@@ -375,15 +444,6 @@ def test_virtual_hosts_are_made_limited_and_deleted(site: Dashboard) -> None:
     tab.wait("![...document.querySelector('#vhost').options].some((each) => each.value === 'farm')")
 
 
-def offered(site: Dashboard) -> dict[str, bool]:
-    """The buttons of the page's heading, and whether they can be pressed."""
-    found: dict[str, bool] = site.page.run(
-        "Object.fromEntries([...document.querySelectorAll('main .heading button')]"
-        ".map((each) => [each.textContent, !each.disabled]))"
-    )
-    return found
-
-
 def test_what_permissions_do_not_allow_is_not_offered(site: Dashboard) -> None:
     site.sign_in("reader")
     tab = site.page
@@ -421,9 +481,9 @@ def test_what_the_tags_do_not_allow_is_not_offered(site: Dashboard, user: str) -
     shown = tab.run(
         "[...document.querySelectorAll('.pages-of-all a')].map((each) => each.textContent)"
     )
-    assert not {"Users", "Roles"} & set(shown)
+    assert not {"Users", "Roles", "API keys"} & set(shown)
     assert {"Exchanges", "Bindings", "Message browser", "Publish", "Retained"} <= set(shown)
-    for page in ("users", "roles"):
+    for page in ("users", "roles", "keys"):
         site.visit(page)
         site.wait_for_text("There is no such page")
     for page, name in (

@@ -36,6 +36,8 @@ from trivium.vhost.settings import check_vhost_name
 
 #: where each protocol listens unless configured otherwise: its registered or customary port
 DEFAULT_PORTS: Final = {"mqtt": 1883, "amqp": 5672, "native": 7650, "http": 15672}
+#: first segments of paths at which the HTTP port has something by itself
+OWN_PATHS: Final = frozenset(("api", "dashboard", "health", "metrics", "mqtt"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,6 +463,21 @@ class MetricsConfig:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HttpConfig:
+    """`[http]`: what browsers and tools see of the HTTP port."""
+
+    #: path at which a proxy shows it, such as `/trivium`
+    path_prefix: str = ""
+
+    def __post_init__(self) -> None:
+        prefix = self.path_prefix
+        if prefix and not re.fullmatch(r"(/[A-Za-z0-9_~-][A-Za-z0-9._~-]*)+", prefix):
+            raise ConfigError("path_prefix begins with / and does not end with it, as in /trivium")
+        if prefix[1:].partition("/")[0] in OWN_PATHS:
+            raise ConfigError(f"path_prefix: {prefix!r} is a path of the broker's own")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TracingConfig:
     """`[tracing]`: spans for OpenTelemetry; see `trivium.runtime.tracing`."""
 
@@ -569,6 +586,7 @@ class Config:
     audit: AuditConfig = AuditConfig()
     metrics: MetricsConfig = MetricsConfig()
     tracing: TracingConfig = TracingConfig()
+    http: HttpConfig = HttpConfig()
     #: by the name of a protocol what can be set about it: an object of the class that its package
     #: names in the entry point group `trivium.options`; its defaults hold where it has none
     protocols: Mapping[str, object] = field(default_factory=dict)

@@ -15,9 +15,10 @@ from yarl import URL
 
 from tests.support.rest import Site, authorization, events_in, serve
 from trivium.common.events import Events
-from trivium.config import JwtConfig
+from trivium.config import HttpConfig, JwtConfig
+from trivium.errors import ConfigError
 from trivium.listen import ListenerConfig
-from trivium.observability.browsers import PAGE_HEADER, cookie, cookie_name, is_of_own_page
+from trivium.observability.browsers import PAGE_HEADER, cookie_of, is_of_own_page
 from trivium.security.attempts import Login
 from trivium.security.identity import Identity
 from trivium.security.sessions import (
@@ -350,10 +351,47 @@ def test_the_number_of_sessions_is_bounded() -> None:
 
 
 def test_a_cookie_under_tls_is_for_this_host_alone() -> None:
-    assert cookie_name("broker.example:15671", True) == "__Host-trivium-session-15671"
-    assert cookie_name("broker.example", False) == "trivium-session"
-    assert cookie_name("[::1]:x;y", False) == "trivium-session"
-    assert cookie("n", "t", True) == "n=t; Path=/; HttpOnly; SameSite=Strict; Secure"
+    assert cookie_of("broker.example:15671", True).name == "__Host-trivium-session-15671"
+    assert cookie_of("broker.example", False).name == "trivium-session"
+    assert cookie_of("[::1]:x;y", False).name == "trivium-session"
+    shown = cookie_of("broker", True).header("t")
+    assert shown == "__Host-trivium-session=t; Path=/; HttpOnly; SameSite=Strict; Secure"
+
+
+def test_a_cookie_of_pages_behind_a_path_is_for_these_alone() -> None:
+    # What begins with __Host- is for a whole host (RFC 6265bis, 4.1.3.2).
+    shown = cookie_of("broker", True, "/a/b").header("t")
+    assert shown == "__Secure-trivium-session=t; Path=/a/b/; HttpOnly; SameSite=Strict; Secure"
+    shown = cookie_of("broker", False, "/a").header("")
+    assert shown == "trivium-session=; Path=/a/; HttpOnly; SameSite=Strict; Max-Age=0"
+    # A proxy has TLS with the browser.
+    assert cookie_of("broker", False, "/a", True).header("t").endswith("SameSite=Strict; Secure")
+
+
+async def test_all_is_there_behind_the_prefix_as_well(tmp_path: Path) -> None:
+    async with serve(tmp_path, http=HttpConfig(path_prefix="/tools/broker")) as site:
+        browser = Browser(site)
+        assert await browser.sign_in(authorization("root")) == 201
+        assert "; Path=/tools/broker/;" in browser.set_cookie
+        place = "tools/broker"
+        for path in ("", "health/live", "api/v1/whoami", "api/whoami", "metrics"):
+            headers = OWN if path.startswith("api/v1") else authorization("root")
+            for before in ("", f"{place}/"):
+                assert await browser.status(path=before + path, headers=headers) == 200, path
+        status, headers = await browser.ask("GET", f"{place}/api/v1/nothing", OWN)
+        assert (status, headers["Content-Type"]) == (404, "application/problem+json")
+        _, headers = await browser.ask("GET", f"{place}/api/v1/whoami", OWN)
+        assert "Etag" in headers
+        for wrong in (f"{place}x/health/live", f"x/{place}/health/live", f"{place}/{place}/"):
+            assert await browser.status(path=wrong) == 404
+        status, headers = await browser.ask("GET", place, allow_redirects=False)
+        assert (status, headers["Location"]) == (308, "broker/")
+
+
+@pytest.mark.parametrize("prefix", ["trivium", "/trivium/", "/", "//a", "/a b", "/api", "/api/x"])
+def test_a_prefix_is_a_path_of_nobody_else(prefix: str) -> None:
+    with pytest.raises(ConfigError, match="path_prefix"):
+        HttpConfig(path_prefix=prefix)
 
 
 def test_where_a_browser_says_nothing_of_the_site_the_origin_is_looked_at() -> None:

@@ -8,6 +8,7 @@ from http import HTTPStatus
 from typing import Final, Protocol
 
 from trivium.listen import ListenerConfig
+from trivium.observability.browsers import NO_COOKIE, Cookie
 from trivium.security.attempts import Login
 from trivium.security.identity import Identity
 from trivium.security.sessions import Session
@@ -35,8 +36,8 @@ class ApiRequest:
     login: Login | None = None
     #: of the page by which it is known, in place of what it came with; None for none
     session: Session | None = None
-    #: name of the cookie that has the token of such a session
-    cookie: str = ""
+    #: the cookie that has the token of such a session
+    cookie: Cookie = NO_COOKIE
     #: why, in the words of the client; "" where it says nothing
     reason: str = ""
     #: by which a request that is made again is known; "" for none

@@ -56,20 +56,37 @@ class File:
         return {**PAGE_HEADERS, "Cache-Control": keep}
 
 
-def cookie_name(host: str, has_tls: bool) -> str:
-    """That of the cookie of a session, by what the browser calls us (``Host``): a cookie is for all
-    ports of a host, where other brokers may be. ``__Host-`` is for us alone (RFC 6265bis, 4.1.3).
+@dataclass(frozen=True, slots=True)
+class Cookie:
+    """That of a session, without its token."""
+
+    name: str
+    #: what is below it gets the cookie
+    path: str = "/"
+    #: whether it needs TLS
+    is_secure: bool = False
+
+    def header(self, token: str) -> str:
+        """It as ``Set-Cookie`` has it; without a token it ends the one that is there."""
+        secure = "; Secure" if self.is_secure else ""
+        end = "" if token else "; Max-Age=0"
+        return f"{self.name}={token}; Path={self.path}; HttpOnly; SameSite=Strict{secure}{end}"
+
+
+#: That of a request for which there is none.
+NO_COOKIE: Final = Cookie("")
+
+
+def cookie_of(host: str, has_tls: bool, prefix: str = "", is_forwarded_tls: bool = False) -> Cookie:
+    """The one for pages below ``prefix``, by what the browser calls us (``Host``): a cookie is for
+    all ports of a host, where other brokers may be. ``__Host-`` is for us alone, and for a whole
+    host (RFC 6265bis, 4.1.3). A proxy may have had TLS with the browser where we have none.
     """
     port = host.rpartition(":")[2]
     name = f"trivium-session-{port}" if port.isascii() and port.isdigit() else "trivium-session"
-    return f"__Host-{name}" if has_tls else name
-
-
-def cookie(name: str, token: str, has_tls: bool) -> str:
-    """A cookie as ``Set-Cookie`` has it; without a token it ends the one that is there."""
-    secure = "; Secure" if has_tls else ""
-    end = "" if token else "; Max-Age=0"
-    return f"{name}={token}; Path=/; HttpOnly; SameSite=Strict{secure}{end}"
+    if has_tls:
+        name = f"__Secure-{name}" if prefix else f"__Host-{name}"
+    return Cookie(name, f"{prefix}/", has_tls or is_forwarded_tls)
 
 
 def is_of_own_page(method: str, headers: Mapping[str, str]) -> bool:

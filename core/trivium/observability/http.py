@@ -45,7 +45,7 @@ from trivium.observability.api import (
     Refusal,
     refusal,
 )
-from trivium.observability.browsers import PAGE_HEADER, File, cookie_name, is_of_own_page
+from trivium.observability.browsers import PAGE_HEADER, Cookie, File, cookie_of, is_of_own_page
 from trivium.observability.feeds import (
     SEND_SECONDS,
     is_of_another_site,
@@ -144,7 +144,8 @@ class HttpServer:
     `unready` gives the reason why the broker is not ready, or None; `metrics` makes the metrics.
     Both are called on the loop. A connection that has asked nothing within
     `handshake_seconds` is closed. `upgrades` makes, by path, what takes the socket over from a
-    client that asks for a WebSocket.
+    client that asks for a WebSocket. All is there behind `prefix` as well, for proxies that leave
+    it in the path.
     """
 
     def __init__(
@@ -158,6 +159,7 @@ class HttpServer:
         handshake_seconds: float = 10.0,
         upgrades: Mapping[str, Callable[[bool], asyncio.Protocol]] | None = None,
         api: Api | None = None,
+        prefix: str = "",
         sessions: Sessions | None = None,
         files: Mapping[str, File] | None = None,
     ) -> None:
@@ -175,20 +177,15 @@ class HttpServer:
         self._busy: set[web.RequestHandler] = set()
         application = web.Application(middlewares=[self._has_asked])
         application.on_response_prepare.append(_name_server)
-        application.router.add_get("/health/live", self._get_live)
-        application.router.add_get("/health/ready", self._get_ready)
-        for path in metrics.paths:
-            application.router.add_get(path, self._get_metrics)
+        self._prefix = prefix
         self._api = api
-        if api is not None:
-            application.router.add_route("*", r"/api/{path:[\s\S]*}", self._ask_api)
         self._sessions = sessions
         self._files = files or {}
-        for path in self._files:
-            application.router.add_get(path, self._get_file)
         self._upgrades = upgrades or {}
-        for path in self._upgrades:
-            application.router.add_get(path, self._get_upgrade, allow_head=False)
+        for place in dict.fromkeys(("", prefix)):
+            self._add_routes(application.router, place)
+        if prefix:
+            application.router.add_get(prefix, self._get_below)
         self._settings: dict[str, Any] = {
             "access_log": None,
             "logger": _aiohttp_logger,
@@ -200,6 +197,24 @@ class HttpServer:
             shutdown_timeout=SHUTDOWN_SECONDS,
             **self._settings,
         )
+
+    def _add_routes(self, router: web.UrlDispatcher, place: str) -> None:
+        """All that there is, behind the path of a place."""
+        router.add_get(f"{place}/health/live", self._get_live)
+        router.add_get(f"{place}/health/ready", self._get_ready)
+        for path in self._metrics.paths:
+            router.add_get(place + path, self._get_metrics)
+        if self._api is not None:
+            router.add_route("*", place + r"/api/{path:[\s\S]*}", self._ask_api)
+        for path in self._files:
+            router.add_get(place + path, self._get_file)
+        for path in self._upgrades:
+            router.add_get(place + path, self._get_upgrade, allow_head=False)
+
+    def _own(self, path: str) -> str:
+        """A path without the prefix."""
+        below = path.removeprefix(self._prefix)
+        return below if below[:1] == "/" else path
 
     async def start(self) -> None:
         """Get ready to ``connect``."""
@@ -238,6 +253,12 @@ class HttpServer:
         finally:
             self._busy.remove(connection)
 
+    async def _get_below(self, _: web.Request) -> web.Response:
+        # What the pages name is below it: a browser must see the slash.
+        return web.Response(
+            status=308, headers={hdrs.LOCATION: self._prefix.rpartition("/")[2] + "/"}
+        )
+
     async def _get_live(self, _: web.Request) -> web.Response:
         return web.json_response({"status": "live"})
 
@@ -248,7 +269,7 @@ class HttpServer:
         return web.json_response({"status": "unready", "reason": reason}, status=503)
 
     async def _get_file(self, request: web.Request) -> web.Response:
-        file = self._files[request.path]
+        file = self._files[self._own(request.path)]
         headers = {**file.headers, hdrs.ETAG: f'"{file.tag}"'}
         known = request.if_none_match or ()
         if any(each.value in (file.tag, "*") for each in known):
@@ -263,7 +284,7 @@ class HttpServer:
                 headers={hdrs.UPGRADE: "websocket"},
                 text="this is served to WebSockets\n",
             )
-        _hand_over(request, self._upgrades[request.path](True))
+        _hand_over(request, self._upgrades[self._own(request.path)](True))
         # Nobody gets it.
         return web.Response()
 
@@ -285,7 +306,7 @@ class HttpServer:
         if self._scrapes >= MAX_SCRAPES:
             return web.Response(status=503, text="others ask for metrics just now\n")
         try:
-            pieces = self._metrics.make(request.path, list(request.query.items()))
+            pieces = self._metrics.make(self._own(request.path), list(request.query.items()))
         except ValueError as error:
             return web.Response(status=400, text=f"{error}\n")
         self._scrapes += 1
@@ -305,7 +326,7 @@ class HttpServer:
 
     async def _ask_api(self, request: web.Request) -> web.StreamResponse:
         try:
-            path = _segments(request.raw_path)
+            path = _segments(self._own(request.raw_path))
             asked, answer = await self._answer(request, path)
             if answer.feed is not None:
                 return await self._feed(request, asked, answer.feed)
@@ -321,7 +342,12 @@ class HttpServer:
         """What the API is asked and answers. Raises ApiRefused."""
         assert self._api is not None
         place = self._api.place(request.method, path)
-        cookie = cookie_name(request.headers.get(hdrs.HOST, ""), self._listener.tls is not None)
+        cookie = cookie_of(
+            request.headers.get(hdrs.HOST, ""),
+            self._listener.tls is not None,
+            self._prefix,
+            request.headers.get("X-Forwarded-Proto", "").lower() == "https",
+        )
         session = self._page_of(request, place, path, cookie)
         login = await self._login_of(request, place) if session is None else session.login
         if path[0] == OWN and not _accepts(request.headers.getall(hdrs.ACCEPT, []), _SHOWN):
@@ -364,7 +390,7 @@ class HttpServer:
         return asked, await answer
 
     def _page_of(
-        self, request: web.Request, place: ApiPlace, path: tuple[str, ...], cookie: str
+        self, request: web.Request, place: ApiPlace, path: tuple[str, ...], cookie: Cookie
     ) -> Session | None:
         """The session of a page that asks our own API; None for others. Raises ApiRefused."""
         if path[0] != OWN or hdrs.AUTHORIZATION in request.headers:
@@ -400,9 +426,9 @@ class HttpServer:
 
         return await send_feed(request, feed, turn, _said, _API_HEADERS)
 
-    def _session_of(self, request: web.Request, cookie: str) -> Session | None:
+    def _session_of(self, request: web.Request, cookie: Cookie) -> Session | None:
         """That of the page which asks; None for who shows no cookie. Raises ApiRefused."""
-        token = request.cookies.get(cookie)
+        token = request.cookies.get(cookie.name)
         if not token or self._sessions is None:
             return None
         if not is_of_own_page(request.method, request.headers):
@@ -477,7 +503,7 @@ class HttpServer:
 
     async def _respond(self, request: web.Request, answer: ApiAnswer) -> web.StreamResponse:
         """Send an answer; one in parts as fast as the client takes it."""
-        if isinstance(answer, Refusal) and request.path.startswith(f"/api/{OWN}/"):
+        if isinstance(answer, Refusal) and self._is_own_api(request):
             answer = answer.as_problem()
         headers: dict[str, str] = {**answer.headers, **_API_HEADERS}
         if answer.status == 401:
@@ -509,7 +535,7 @@ class HttpServer:
             return web.Response(status=answer.status, headers=headers)
         else:
             text = json.dumps(answer.body).encode()
-        if answer.status == 200 and _has_tags(request):
+        if answer.status == 200 and request.method in _TAGGED and self._is_own_api(request):
             tag = f'"{blake2b(text, digest_size=12).hexdigest()}"'
             headers[hdrs.ETAG] = tag
             if _knows(request, tag):
@@ -517,6 +543,9 @@ class HttpServer:
         return web.Response(
             status=answer.status, headers=headers, body=text, content_type=answer.content_type
         )
+
+    def _is_own_api(self, request: web.Request) -> bool:
+        return self._own(request.path).startswith(f"/api/{OWN}/")
 
     def _in_turns(self, parts: Iterator[bytes]) -> Iterator[bytes]:
         """Parts, of which each takes a part of a turn's time: less is left for others."""
@@ -527,6 +556,8 @@ class HttpServer:
 
 
 _PUT_OFF: Final = "too many want to come in: try again later"
+#: Methods whose answers have an entity tag: what they show may be looked at again and again.
+_TAGGED: Final = ("GET", "HEAD")
 _CREDENTIALS_NEEDED: Final = "user name and password are needed"
 #: What is shown may be anything: no browser is to take it for a page.
 _API_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
@@ -646,11 +677,6 @@ def _finite(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError("a number is finite")
     return number
-
-
-def _has_tags(request: web.Request) -> bool:
-    """Whether what is answered has an entity tag: of what may be looked at again and again."""
-    return request.method in ("GET", "HEAD") and request.path.startswith(f"/api/{OWN}/")
 
 
 def _knows(request: web.Request, tag: str) -> bool:

@@ -240,6 +240,7 @@ class Listeners:
                 and not isinstance(config, ControlListener)
             },
             self._management(),
+            broker.config.http.path_prefix,
             *self._pages(config),
         )
         self._http.append(http)

@@ -16,7 +16,6 @@ from trivium.management.rest.operations import Parameter, answer, asked, operati
 from trivium.management.rest.schema import MAX_NAME, About, shown_model
 from trivium.messages.topics import key_of
 from trivium.observability.api import ApiAnswer
-from trivium.observability.browsers import cookie
 from trivium.routing.retained import RETAINING_EXCHANGE
 from trivium.security.permissions import CONFIGURE, READ, WRITE
 
@@ -86,8 +85,7 @@ def allowed(call: Call) -> ApiAnswer:
 
 
 def _cookie(call: Call, token: str) -> dict[str, str]:
-    request = call.request
-    return {"Set-Cookie": cookie(request.cookie, token, request.listener.tls is not None)}
+    return {"Set-Cookie": call.request.cookie.header(token)}
 
 
 ENDPOINTS: Final = (

@@ -40,8 +40,9 @@ export const fail = (error) => {
 };
 
 // A window with some content; Escape closes it and the focus goes back. `work` is called when its
-// form is sent: the window closes unless that throws, whose reason is then shown in it.
-export function dialog(title, content, { action = "OK", isDanger = false, work } = {}) {
+// form is sent: the window closes unless that throws, whose reason is then shown in it. What it
+// returns is called once the window is closed. There is nothing to cancel where it only tells.
+export function dialog(title, content, { action = "OK", isDanger = false, tells = false, work } = {}) {
   const before = document.activeElement;
   let isBusy = false;
   const trouble = h("p", { class: "trouble", role: "alert", hidden: true });
@@ -53,8 +54,9 @@ export function dialog(title, content, { action = "OK", isDanger = false, work }
     isBusy = true;
     trouble.hidden = true;
     try {
-      await work(new FormData(form));
+      const then = await work(new FormData(form));
       close();
+      then?.();
     } catch (error) {
       if (error.name !== "Problem" && error.name !== "InputError") throw error;
       trouble.textContent = error.message;
@@ -64,7 +66,7 @@ export function dialog(title, content, { action = "OK", isDanger = false, work }
     }
   };
   const form = h("form", { onsubmit: send }, h("h2", { id: "dialog-title" }, title), content, trouble,
-    h("div", { class: "buttons" }, h("button", { type: "button", onclick: close }, "Cancel"), button));
+    h("div", { class: "buttons" }, !tells && h("button", { type: "button", onclick: close }, "Cancel"), button));
   const element = h("dialog", { "aria-labelledby": "dialog-title" }, form);
   element.addEventListener("close", () => {
     element.remove();

@@ -46,10 +46,21 @@ export function append(element, children) {
   }
 }
 
-// Have an element these children and no others.
+// What can have the focus within an element.
+const stops = (element) => [...element.querySelectorAll("a, button, input, select, textarea, summary, [tabindex]")];
+
+// Have an element these children and no others. Whoever is in it by keyboard stays at what is called
+// the same, or else at the same place.
 export function replace(element, ...children) {
+  const active = document.activeElement;
+  const place = element !== document.body && element !== active && element.contains(active) ? stops(element).indexOf(active) : -1;
   element.replaceChildren();
   append(element, children);
+  if (place >= 0) {
+    const found = stops(element);
+    const alike = (each) => each?.tagName === active.tagName && each.textContent === active.textContent;
+    (alike(found[place]) ? found[place] : found.find(alike) ?? found[Math.min(place, found.length - 1)])?.focus({ preventScroll: true });
+  }
   return element;
 }
 

@@ -65,6 +65,19 @@ export const refusal = (allowed, kind, name) => (allowed[kind] ? "" : `You may n
 // A link to a page that looks as a button does.
 export const leads = (text, ...parts) => h("a", { class: "button", href: link(...parts) }, text);
 
+// Copy a text, which `block` shows; false where that is selected instead, for the keyboard to copy.
+export async function copied(text, block) {
+  try {
+    await navigator.clipboard.writeText(text);
+  } catch {
+    // Not over plain HTTP.
+    getSelection().selectAllChildren(block);
+    if (!document.execCommand("copy")) return false;
+    getSelection().removeAllRanges();
+  }
+  return true;
+}
+
 // The heading of a column of buttons.
 export const actionsTitle = () => h("span", { class: "unseen" }, "Actions");
 

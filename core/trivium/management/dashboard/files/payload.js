@@ -3,7 +3,7 @@
 import { h, replace } from "./dom.js";
 import { notify } from "./dialogs.js";
 import * as format from "./format.js";
-import { button, facts, table } from "./parts.js";
+import { button, copied, facts, table } from "./parts.js";
 
 // How much of a payload is drawn: a page with more of it is slow.
 const MOST_TEXT = 65536;
@@ -36,18 +36,7 @@ function pretty(text) {
 }
 
 async function copy(text, block) {
-  try {
-    await navigator.clipboard.writeText(text);
-  } catch {
-    // Not over plain HTTP: then it is selected, for the keyboard to copy.
-    getSelection().selectAllChildren(block);
-    if (!document.execCommand("copy")) {
-      notify("It is selected: copy it by the keyboard.");
-      return;
-    }
-    getSelection().removeAllRanges();
-  }
-  notify("The payload is copied.");
+  notify(await copied(text, block) ? "The payload is copied." : "It is selected: copy it by the keyboard.");
 }
 
 // A payload as /api/v1 has it: { payload, payload_base64, bytes, is_cut }.

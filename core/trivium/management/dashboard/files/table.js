@@ -128,10 +128,7 @@ export function listTable(view, { path, caption, columns, query = {}, search = t
   }
 
   function show(found) {
-    // Whoever is in a row stays there: it has the same place as before.
-    const place = focused(body);
     replace(body, found.items.map((item) => line(columns, item)));
-    refocus(body, place);
     nothing.hidden = found.items.length > 0;
     table.hidden = !nothing.hidden;
     const all = found.filtered_count === found.total_count ? count(found.total_count) : `${count(found.filtered_count)} of ${count(found.total_count)}`;
@@ -142,12 +139,10 @@ export function listTable(view, { path, caption, columns, query = {}, search = t
     const button = (text, label, page, isOn) =>
       h("button", { type: "button", disabled: !isOn, "aria-label": label, onclick: () => choose({ page: String(page) }) }, text);
     const { page, page_count: last } = found;
-    const before = focused(pages);
     replace(pages, last > 1 && [
       button("«", "First page", 1, page > 1), button("‹", "Previous page", page - 1, page > 1),
       h("span", {}, `Page ${page} of ${last}`),
       button("›", "Next page", page + 1, page < last), button("»", "Last page", last, page < last)]);
-    refocus(pages, before);
   }
 
   showOrder();
@@ -158,13 +153,4 @@ export function listTable(view, { path, caption, columns, query = {}, search = t
       nothing, table, pages),
     load,
   };
-}
-
-function focused(element) {
-  if (!element.contains(document.activeElement)) return -1;
-  return [...element.querySelectorAll("a, button")].indexOf(document.activeElement);
-}
-
-function refocus(element, place) {
-  if (place >= 0) element.querySelectorAll("a, button")[place]?.focus();
 }

@@ -9,6 +9,7 @@
 import connections from "./connections.js";
 import exchanges from "./exchanges.js";
 import groups from "./groups.js";
+import keys from "./keys.js";
 import messages from "./messages.js";
 import node from "./node.js";
 import overview from "./overview.js";
@@ -18,10 +19,12 @@ import queues from "./queues.js";
 import retained from "./retained.js";
 import roles from "./roles.js";
 import sessions from "./sessions.js";
+import sharedSubscriptions from "./shared-subscriptions.js";
 import streams from "./streams.js";
 import users from "./users.js";
 import vhosts from "./vhosts.js";
 
 export const pages = [
-  overview, node, queues, streams, groups, exchanges, messages, publish, connections, sessions, retained, policies, vhosts, users, roles,
+  overview, node, queues, streams, groups, exchanges, messages, publish, connections, sessions, sharedSubscriptions, retained, policies, vhosts,
+  users, roles, keys,
 ].flat();

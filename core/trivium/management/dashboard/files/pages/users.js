@@ -4,6 +4,7 @@ import { all, at, del, get, put, request } from "../api.js";
 import { InputError, confirm, dialog, fail, field, notify, parsed } from "../dialogs.js";
 import { h, replace } from "../dom.js";
 import { actionsTitle, button, choice, facts, named, section, table, tag } from "../parts.js";
+import { keyTable } from "./keys.js";
 import { patternFields, patternsOf } from "../patterns.js";
 import { go, link } from "../router.js";
 import { state } from "../state.js";
@@ -152,7 +153,8 @@ const one = {
     };
     replace(view.element, h("p", {}, h("a", { href: link("users") }, "All users")),
       h("div", { class: "heading" }, h("h1", {}, "User ", name), does),
-      section("What it is", about), section("Permissions", permissions), section("Topic permissions", topics));
+      section("What it is", about), section("Permissions", permissions), section("Topic permissions", topics),
+      section("API keys", keyTable(view, at`users/${name}/keys`, name)));
     await load();
   },
 };
