@@ -187,8 +187,9 @@ class Dashboard:
         """The key Tab leads to all that can be used, in order, and one sees where."""
         tab = self.page
         begin = (
-            "(() => { window.stops = []; window.began = document.activeElement; const first = (document.querySelector('dialog') ??"
-            f" document).querySelector({json.dumps(STOPS)}); first.focus();"
+            "(() => { window.stops = []; window.began = document.activeElement;"
+            " const first = (document.querySelector('dialog') ?? document)"
+            f".querySelector({json.dumps(STOPS)}); first.focus();"
             " return document.activeElement === first })()"
         )
         assert tab.run(begin), name
