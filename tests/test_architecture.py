@@ -293,17 +293,22 @@ def test_the_document_has_the_folders_in_their_order(package: str) -> None:
     assert ORDER[package] in folders
 
 
-#: what the Spark bridge may use: the blocking client, and what the client gives and takes
+#: what the Spark bridge may use: the blocking client, what the client gives and takes, and the form
+#: of messages
 SPARK_USES = {
+    "trivium.messages.delivery",
     "trivium.messages.message",
     "trivium.common.client_tls",
     "trivium.common.secrets",
     "trivium.streams.records",
     "trivium.messages.topics",
     "trivium_native.errors",
+    "trivium_native.requests",
     "trivium_native.sync",
     "trivium_native.transaction",
     "trivium_native.values",
+    "trivium_native.wire.messages",
+    "trivium_native.wire.properties",
 }
 
 

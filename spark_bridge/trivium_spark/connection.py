@@ -10,14 +10,17 @@ import logging
 import random
 import secrets
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, TypeVar
+from urllib.parse import unquote, urlsplit
 
 from trivium.common.secrets import read_secret
 from trivium.streams.records import BatchError, RecordBatch
 from trivium_native.errors import (
+    AuthenticationFailed,
     Blocked,
     ClosedByOperator,
     ConnectionFailed,
@@ -33,17 +36,35 @@ from trivium_native.errors import (
     TimedOut,
     TooManyRequests,
 )
+from trivium_native.requests import Operation, committed, offset_for_timestamp, publish, stage
 from trivium_native.sync import SyncClient, connect
 from trivium_native.transaction import Transaction
-from trivium_native.values import Membership, Part, Publication
+from trivium_native.values import FramedMessages, Membership, Part, StreamInfo
 from trivium_spark.errors import (
     BrokerUnavailable,
     GroupTakenOver,
     OptionError,
     TriviumSparkError,
 )
-from trivium_spark.offsets import Bounds, OffsetRange, Offsets, Snapshot, StreamState
-from trivium_spark.options import Access, format_partition
+from trivium_spark.offsets import (
+    Bounds,
+    OffsetRange,
+    Offsets,
+    Snapshot,
+    StreamState,
+    check_partitions,
+    partitions_of,
+)
+from trivium_spark.options import (
+    COMMITTED,
+    EARLIEST,
+    LATEST,
+    Access,
+    Position,
+    Selection,
+    StreamPartition,
+    format_partition,
+)
 
 logger = logging.getLogger("trivium_spark")
 
@@ -52,9 +73,8 @@ T = TypeVar("T")
 #: Bytes of one fetch: a task holds a few times this much.
 FETCH_BYTES: Final = 4 << 20
 
-#: A request of a publish: enough messages to share one fsync, far below the longest frame.
-REQUEST_MESSAGES: Final = 1024
-REQUEST_BYTES: Final = 256 << 10
+#: Requests with messages that are under way at a time.
+_UNDER_WAY: Final = 4
 
 #: Seconds before the first and, doubled each time, between the last repetitions.
 _FIRST_DELAY: Final = 0.1
@@ -100,36 +120,101 @@ class ReconnectingConnection:
             self._client.close()
             self._client = None
 
-    def snapshot(self, streams: Sequence[str]) -> Snapshot:
+    def snapshot(self, selection: Selection) -> Snapshot:
         """The state of the streams at this moment. Raises OptionError when there is no such one."""
+        pattern = selection.pattern
         try:
-            described = self._repeat(lambda client: client.metadata(streams))
-        except NotFound as error:
-            raise OptionError(f"option stream: {error.text}") from error
-        except NativeError as error:
-            raise TriviumSparkError(error.text) from error
-        return {
-            stream.name: StreamState(
-                stream.incarnation,
-                tuple(Bounds(part.first_offset, part.high_watermark) for part in stream.partitions),
+            described = self._repeat(
+                lambda client: client.metadata(None if pattern else selection.streams)
             )
+        except NotFound as error:
+            found = error.text.replace("no stream", "stream", 1)
+            raise OptionError(f"{found} does not exist") from None
+        except NativeError as error:
+            raise TriviumSparkError(error.text) from None
+        return {
+            stream.name: StreamState(stream.incarnation, _bounds(stream, selection))
             for stream in described
+            if pattern is None or pattern.fullmatch(stream.name)
         }
 
-    def fetch(self, wanted: OffsetRange, position: int) -> list[tuple[int, RecordBatch]]:
+    def located(self, position: Position, group: str | None, snapshot: Snapshot) -> Position:
+        """The same position without times, and without what is up to a group.
+
+        Raises OptionError where nothing arrived at a time or later, if that is an error.
+        """
+        check_partitions(position.times, snapshot)
+        wanted = dict(position.times)
+        bounds = dict(partitions_of(snapshot))
+        if position.time is not None:
+            wanted = dict.fromkeys(bounds, position.time)
+        offsets = dict(position.offsets)
+        try:
+            found = self._repeat_each(
+                offset_for_timestamp(stream, number, time, incarnation=snapshot[stream].incarnation)
+                for (stream, number), time in wanted.items()
+            )
+            for key, offset in zip(wanted, found, strict=True):
+                is_there = offset < bounds[key].latest
+                if not is_there and position.is_strict:
+                    raise OptionError(
+                        f"{format_partition(key)} has no record of the time {wanted[key]} or later"
+                        " (option startingOffsetsByTimestampStrategy: latest begins at the end)"
+                    )
+                offsets[key] = offset if is_there else LATEST
+            if position.otherwise == COMMITTED:
+                assert group is not None
+                return Position(EARLIEST, {**self._committed(group, snapshot), **offsets})
+        except NativeError as error:
+            raise TriviumSparkError(error.text) from None
+        return Position(position.otherwise, offsets)
+
+    def _committed(self, group: str, snapshot: Snapshot) -> dict[StreamPartition, int]:
+        """Where a group has got to in these streams."""
+        read = dict(partitions_of(snapshot))
+        found: dict[StreamPartition, int] = {}
+        requests = (
+            committed(group, name, incarnation=state.incarnation)
+            for name, state in snapshot.items()
+        )
+        for name, partitions in zip(snapshot, self._repeat_each(requests), strict=True):
+            for each in partitions:
+                if each.committed is not None and (name, each.partition) in read:
+                    found[name, each.partition] = each.committed
+        return found
+
+    def record_sizes(
+        self, places: Mapping[StreamPartition, int], snapshot: Snapshot
+    ) -> dict[StreamPartition, float]:
+        """The bytes of a record in these partitions, about, by what lies at an offset."""
+        sizes: dict[StreamPartition, float] = {}
+        for (stream, number), offset in places.items():
+            wanted = OffsetRange(stream, number, snapshot[stream].incarnation, offset, offset + 1)
+            try:
+                batches = self.fetch(wanted, offset, max_bytes=1)
+            except StreamGone:
+                continue
+            for _, batch in batches:
+                sizes[stream, number] = len(batch.data) / batch.count
+        return sizes
+
+    def fetch(
+        self, wanted: OffsetRange, position: int, max_bytes: int = FETCH_BYTES
+    ) -> list[tuple[int, RecordBatch]]:
         """Record batches with their first offsets, from the one with ``position`` on.
 
-        Where that offset does not exist any more the result begins at the first that does. It is
-        empty when nothing of the range exists from ``position`` on. Raises StreamGone.
+        At least one, and otherwise at most ``max_bytes``. Where that offset does not exist any more
+        the result begins at the first that does. It is empty when nothing of the range exists from
+        ``position`` on. Raises StreamGone.
         """
         try:
             try:
-                return self._fetch(wanted, position)
+                return self._fetch(wanted, position, max_bytes)
             except OffsetOutOfRange as error:
                 first = error.detail.get("first_offset")
                 if not isinstance(first, int) or not position < first < wanted.end:
                     return []
-                return self._fetch(wanted, first)
+                return self._fetch(wanted, first, max_bytes)
         except (NotFound, StreamChanged) as error:
             raise StreamGone(error.text) from error
         except NativeError as error:
@@ -138,14 +223,16 @@ class ReconnectingConnection:
             name = format_partition((wanted.stream, wanted.partition))
             raise TriviumSparkError(f"{name} at offset {position}: {error}") from error
 
-    def _fetch(self, wanted: OffsetRange, position: int) -> list[tuple[int, RecordBatch]]:
+    def _fetch(
+        self, wanted: OffsetRange, position: int, max_bytes: int
+    ) -> list[tuple[int, RecordBatch]]:
         fetched = self._repeat(
             lambda client: client.fetch(
                 wanted.stream,
                 wanted.partition,
                 position,
                 incarnation=wanted.incarnation,
-                max_bytes=FETCH_BYTES,
+                max_bytes=max_bytes,
             )
         )
         return [(batch.base_offset, batch.view()) for batch in fetched.batches]
@@ -207,21 +294,40 @@ class ReconnectingConnection:
         except NativeError as error:
             raise TriviumSparkError(error.text) from error
 
-    def publish(self, messages: Sequence[Publication]) -> None:
-        """Publish messages, in order; returns once the broker has acknowledged all of them."""
+    def publish(self, requests: Iterable[FramedMessages]) -> int:
+        """Publish request after request; how many messages that were, once all are acknowledged."""
+        count = 0
+
+        def operations() -> Iterator[Operation[None]]:
+            nonlocal count
+            for request in requests:
+                count += request.count
+                yield publish(request)
+
         try:
-            self._repeat(lambda client: client.publish_many(_requests(messages)))
+            deque(self._repeat_each(operations()), maxlen=0)
         except NativeError as error:
             raise TriviumSparkError(f"messages were not published: {error.text}") from error
+        return count
 
     def stage(
-        self, producer: str, number: int, part: str, index: int, entries: list[bytes]
-    ) -> bool:
-        """Stage a request of a part; False when the number was committed already."""
+        self, producer: str, number: int, part: str, requests: Iterable[FramedMessages]
+    ) -> int | None:
+        """Stage a part; how many requests it has. None when the number was committed already."""
+        operations = (
+            stage(producer, number, part, index, request) for index, request in enumerate(requests)
+        )
+        count = 0
         try:
-            return self._repeat(lambda client: client.stage(producer, number, part, index, entries))
+            for is_kept in self._repeat_each(operations):
+                if not is_kept:
+                    # What is under way is answered the same.
+                    self.close()
+                    return None
+                count += 1
         except NativeError as error:
             raise TriviumSparkError(f"messages were not staged: {error.text}") from error
+        return count
 
     def commit_parts(self, producer: str, number: int, parts: Sequence[Part]) -> None:
         """Commit the parts of a transaction, unless one of that number was committed before.
@@ -267,22 +373,72 @@ class ReconnectingConnection:
 
     def _repeat(self, call: Callable[[SyncClient], T]) -> T:
         """The result of ``call``, repeated on a new connection while the broker is away."""
-        deadline = time.monotonic() + self._retry_timeout
-        delay = _FIRST_DELAY
+        patience = _Patience(self._retry_timeout)
         while True:
             try:
                 return call(self._connected())
             except _TRANSIENT as error:
                 self.close()
-                # Spread, so that the tasks of many executors do not come back at the same moment.
-                pause = delay * random.uniform(0.5, 1.0)
-                if time.monotonic() + pause > deadline:
-                    raise BrokerUnavailable(
-                        f"the broker did not answer for {self._retry_timeout:g} seconds"
-                        f" (option retryTimeout): {error}"
-                    ) from error
-                time.sleep(pause)
-                delay = min(2 * delay, _LAST_DELAY)
+                patience.pause(error)
+
+    def _repeat_each(self, operations: Iterator[Operation[T]]) -> Iterator[T]:
+        """The results of requests, in order, of which some are under way at a time.
+
+        Those without an answer are repeated, in order, on a new connection while the broker is
+        away.
+        """
+        under_way: deque[Operation[T]] = deque()
+        sent: deque[int] = deque()
+        patience = _Patience(self._retry_timeout)
+        is_more = True
+        while is_more or under_way:
+            if is_more and len(under_way) < _UNDER_WAY:
+                operation = next(operations, None)
+                if operation is None:
+                    is_more = False
+                    continue
+                under_way.append(operation)
+            try:
+                client = self._connected()
+                while len(sent) < len(under_way):
+                    sent.append(client.start(under_way[len(sent)]))
+                if is_more and len(under_way) < _UNDER_WAY:
+                    continue
+                result = client.finish(sent[0], under_way[0])
+            except _TRANSIENT as error:
+                self.close()
+                sent.clear()
+                patience.pause(error)
+                continue
+            except BaseException:
+                # The answers to the others would be taken for those to later requests.
+                self.close()
+                raise
+            sent.popleft()
+            under_way.popleft()
+            patience = _Patience(self._retry_timeout)
+            yield result
+
+
+class _Patience:
+    """How long a call is repeated, and how long after each failure."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+        self._deadline = time.monotonic() + seconds
+        self._delay = _FIRST_DELAY
+
+    def pause(self, error: NativeError) -> None:
+        """Wait after a failure. Raises BrokerUnavailable once there were failures for too long."""
+        # Spread, so that the tasks of many executors do not come back at the same moment.
+        pause = self._delay * random.uniform(0.5, 1.0)
+        if time.monotonic() + pause > self._deadline:
+            raise BrokerUnavailable(
+                f"the broker did not answer for {self._seconds:g} seconds"
+                f" (option retryTimeout): {error}"
+            ) from error
+        time.sleep(pause)
+        self._delay = min(2 * self._delay, _LAST_DELAY)
 
 
 def _connect(access: Access) -> SyncClient:
@@ -298,6 +454,15 @@ def _connect(access: Access) -> SyncClient:
         return connect(
             access.url, tls=access.tls, username=access.username, password=password, name="spark"
         )
+    except AuthenticationFailed as error:
+        parts = urlsplit(access.url)
+        user = access.username or unquote(parts.username or "")
+        place = parts.netloc.rpartition("@")[2]
+        if not user:
+            raise TriviumSparkError(f"not let in at {place}: {error.text}") from None
+        raise TriviumSparkError(
+            f"wrong password for user {user} at {place}, or no such user: {error.text}"
+        ) from None
     except NotVerified as error:
         # It will not get better by itself.
         raise OptionError(f"option url: {error}") from None
@@ -305,23 +470,22 @@ def _connect(access: Access) -> SyncClient:
         raise OptionError(f"option url: {error}") from error
 
 
+def _bounds(stream: StreamInfo, selection: Selection) -> tuple[Bounds | None, ...]:
+    """The bounds of a stream's partitions. Raises OptionError where one is not there."""
+    bounds = [Bounds(part.first_offset, part.high_watermark) for part in stream.partitions]
+    if selection.partitions is None:
+        return tuple(bounds)
+    wanted = selection.partitions[stream.name]
+    if max(wanted) >= len(bounds):
+        raise OptionError(
+            f"option assign: there is no {format_partition((stream.name, max(wanted)))}: stream"
+            f" {stream.name!r} has {len(bounds)} partitions"
+        )
+    return tuple(each if number in wanted else None for number, each in enumerate(bounds))
+
+
 def _taken_over(group: str, error: NativeError) -> GroupTakenOver:
     return GroupTakenOver(
         f"{error.text}. A group belongs to one query: give each query a group of its own"
         " (option group)"
     )
-
-
-def _requests(messages: Sequence[Publication]) -> Iterator[list[Publication]]:
-    """The messages in requests of a moderate size."""
-    request: list[Publication] = []
-    size = 0
-    for message in messages:
-        request.append(message)
-        size += len(message.payload)
-        if len(request) >= REQUEST_MESSAGES or size >= REQUEST_BYTES:
-            yield request
-            request = []
-            size = 0
-    if request:
-        yield request

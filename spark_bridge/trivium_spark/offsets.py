@@ -17,19 +17,26 @@ streams that lost records.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
-from typing import Any
+import itertools
+import math
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Final
 
 from trivium_spark.errors import DataLossError, OptionError, TriviumSparkError
 from trivium_spark.options import (
     EARLIEST,
     LATEST,
+    Division,
+    Limits,
     Position,
     StreamPartition,
     format_partition,
     parse_partition,
 )
+
+_NO_LIMITS: Final = Limits()
+_NO_SIZES: Final[Mapping[StreamPartition, float]] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,10 +49,13 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True)
 class StreamState:
-    """A stream at one moment: its incarnation, and the bounds of each of its partitions."""
+    """A stream at one moment: its incarnation, and the bounds of each of its partitions.
+
+    None stands for partitions that the query does not read.
+    """
 
     incarnation: str
-    partitions: tuple[Bounds, ...]
+    partitions: tuple[Bounds | None, ...]
 
 
 #: The streams of a query at one moment, by name.
@@ -61,6 +71,11 @@ class OffsetRange:
     incarnation: str
     start: int
     end: int
+
+    @property
+    def size(self) -> int:
+        """How many offsets it has."""
+        return self.end - self.start
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,18 +138,13 @@ def _keys_from_text(data: Mapping[str, Any]) -> dict[StreamPartition, int]:
 
 
 def resolve(position: Position, snapshot: Snapshot) -> dict[StreamPartition, int]:
-    """The offset of every partition for ``startingOffsets`` or ``endingOffsets``.
+    """The offset of every partition for a position that is all of offsets.
 
     Raises OptionError for a partition that a stream does not have.
     """
-    for key in position.offsets:
-        if key[1] >= len(snapshot[key[0]].partitions):
-            raise OptionError(
-                f"there is no {format_partition(key)}: stream {key[0]!r} has"
-                f" {len(snapshot[key[0]].partitions)} partitions"
-            )
+    check_partitions([*position.offsets, *position.times], snapshot)
     found: dict[StreamPartition, int] = {}
-    for key, bounds in _partitions(snapshot):
+    for key, bounds in partitions_of(snapshot):
         offset = position.offsets.get(key, position.otherwise)
         if offset == EARLIEST:
             offset = bounds.earliest
@@ -142,6 +152,18 @@ def resolve(position: Position, snapshot: Snapshot) -> dict[StreamPartition, int
             offset = bounds.latest
         found[key] = offset
     return found
+
+
+def check_partitions(keys: Iterable[StreamPartition], snapshot: Snapshot) -> None:
+    """Raise OptionError for a partition that its stream does not have."""
+    for key in keys:
+        if key[0] not in snapshot:
+            raise OptionError(f"stream {key[0]} does not exist")
+        if key[1] >= len(snapshot[key[0]].partitions):
+            raise OptionError(
+                f"there is no {format_partition(key)}: stream {key[0]!r} has"
+                f" {len(snapshot[key[0]].partitions)} partitions"
+            )
 
 
 def initial_offsets(start: Position, snapshot: Snapshot) -> Offsets:
@@ -152,7 +174,7 @@ def initial_offsets(start: Position, snapshot: Snapshot) -> Offsets:
 
 def latest_offsets(snapshot: Snapshot) -> Offsets:
     """The end of every partition."""
-    offsets = {key: bounds.latest for key, bounds in _partitions(snapshot)}
+    offsets = {key: bounds.latest for key, bounds in partitions_of(snapshot)}
     return Offsets(offsets, _incarnations(snapshot))
 
 
@@ -167,40 +189,85 @@ class Advance:
 def advance(
     start: Offsets,
     snapshot: Snapshot,
-    limit: int | None = None,
+    limits: Limits = _NO_LIMITS,
     target: Offsets | None = None,
+    sizes: Mapping[StreamPartition, float] = _NO_SIZES,
 ) -> Advance:
     """The end of the micro-batch that begins at ``start``; ``start`` itself when nothing is new.
 
-    ``limit`` is the most records that the batch may have. A batch does not pass ``target``, the
-    end of a query that only reads what is available when it starts.
+    ``limits`` say how much the batch may have, where ``sizes`` are the bytes of a record of each
+    partition, about, and how much there must be. A batch does not pass ``target``, the end of a
+    query that only reads what is available when it starts.
     """
     losses: list[str] = []
     begin: dict[StreamPartition, int] = {}
     backlog: dict[StreamPartition, int] = {}
-    for key, bounds in _partitions(snapshot):
+    for key, bounds in partitions_of(snapshot):
         begin[key] = _begin(start, key, snapshot[key[0]].incarnation, bounds, losses)
         last = bounds.latest
         if target is not None:
             last = min(last, target.offsets.get(key, begin[key]))
         backlog[key] = max(0, last - begin[key])
-    taken = backlog if limit is None else share(backlog, limit)
-    left = start.of(start.incarnations.keys() - snapshot.keys())
-    offsets = {**left.offsets, **{key: begin[key] + taken[key] for key in begin}}
-    incarnations = {**left.incarnations, **_incarnations(snapshot)}
+    taken = _taken(backlog, limits, sizes)
+    left = {
+        key: offset
+        for key, offset in start.offsets.items()
+        if key not in begin and _may_come_back(start, snapshot, key[0])
+    }
+    offsets = {**left, **{key: begin[key] + taken[key] for key in begin}}
+    incarnations = {
+        **{stream: start.incarnations[stream] for stream, _ in left},
+        **_incarnations(snapshot),
+    }
     losses += [
-        f"{stream}: the checkpoint has offsets of this stream, which the query does not read any"
-        " more; what follows them is left out, until the stream is read again"
-        for stream in sorted(left.incarnations)
+        f"{name}: the checkpoint has offsets of it, which the query does not read any more; what"
+        " follows them is left out, until it is read again"
+        for name in sorted(
+            {key[0] if key[0] not in snapshot else format_partition(key) for key in left}
+        )
     ]
     if offsets == start.offsets and incarnations == start.incarnations:
         return Advance(start, losses)
     if start.is_initial:
         # This may be the first batch: all its beginnings are kept.
-        kept = {**left.offsets, **begin}
+        kept = {**left, **begin}
     else:
         kept = {key: value for key, value in begin.items() if _differs(start, snapshot, key, value)}
     return Advance(Offsets(offsets, incarnations, kept), losses)
+
+
+def _may_come_back(start: Offsets, snapshot: Snapshot, stream: str) -> bool:
+    """Whether offsets of a stream mean something once it is read again."""
+    return stream not in snapshot or snapshot[stream].incarnation == start.incarnations[stream]
+
+
+def _taken(
+    backlog: Mapping[StreamPartition, int], limits: Limits, sizes: Mapping[StreamPartition, float]
+) -> Mapping[StreamPartition, int]:
+    """How many records of each partition's backlog are within the limits."""
+    if limits.min_offsets is not None and sum(backlog.values()) < limits.min_offsets:
+        return dict.fromkeys(backlog, 0)
+    taken = backlog
+    if limits.max_bytes is not None:
+        known = {key: max(sizes.get(key, 1.0), 1.0) for key in backlog}
+        weights = {key: math.ceil(records * known[key]) for key, records in backlog.items()}
+        shares = share(weights, limits.max_bytes)
+        # At least one, lest a large record never be read.
+        taken = {
+            key: min(records, max(1, int(shares[key] / known[key])))
+            for key, records in backlog.items()
+        }
+    return taken if limits.max_offsets is None else share(taken, limits.max_offsets)
+
+
+def backlog_of(start: Offsets, snapshot: Snapshot) -> dict[StreamPartition, int]:
+    """Where each partition that has something to read goes on."""
+    found: dict[StreamPartition, int] = {}
+    for key, bounds in partitions_of(snapshot):
+        at = max(start.offsets.get(key, 0), bounds.earliest)
+        if at < bounds.latest:
+            found[key] = at
+    return found
 
 
 def _differs(start: Offsets, snapshot: Snapshot, key: StreamPartition, begin: int) -> bool:
@@ -248,7 +315,7 @@ def beyond_the_end(start: Offsets, snapshot: Snapshot) -> list[str]:
     """Where a batch query is to begin behind what its streams hold (a text for each)."""
     return [
         f"{format_partition(key)}: offsets {bounds.latest} to {start.offsets[key] - 1} do not exist"
-        for key, bounds in _partitions(snapshot)
+        for key, bounds in partitions_of(snapshot)
         if start.offsets[key] > bounds.latest
     ]
 
@@ -284,6 +351,38 @@ def ranges(start: Offsets, end: Offsets) -> list[OffsetRange]:
     return found
 
 
+def divide(wanted: Sequence[OffsetRange], division: Division) -> list[OffsetRange]:
+    """The ranges, parted into as many as ``division`` asks for."""
+    found = list(wanted)
+    most = division.max_records
+    if most is not None:
+        found = [each for one in found for each in _parts(one, -(-one.size // most))]
+    least = division.min_partitions
+    if least is not None and len(found) < least:
+        total = sum(one.size for one in found)
+        # Those that are a small share stay whole; what they leave is parted by the others.
+        large = [one for one in found if one.size * least > total]
+        rest = sum(one.size for one in large)
+        left = least - (len(found) - len(large))
+        found = [
+            each
+            for one in found
+            for each in (
+                _parts(one, max(1, math.ceil(one.size * left / rest)))
+                if one.size * least > total
+                else [one]
+            )
+        ]
+    return found
+
+
+def _parts(wanted: OffsetRange, count: int) -> list[OffsetRange]:
+    """A range in so many parts, as even as possible; fewer where it has fewer records."""
+    count = min(count, wanted.size)
+    borders = [wanted.start + wanted.size * index // count for index in range(count + 1)]
+    return [replace(wanted, start=first, end=after) for first, after in itertools.pairwise(borders)]
+
+
 def share(backlog: Mapping[StreamPartition, int], limit: int) -> dict[StreamPartition, int]:
     """Divide ``limit`` records among partitions: evenly, what one does not need goes to others."""
     taken: dict[StreamPartition, int] = {}
@@ -295,11 +394,13 @@ def share(backlog: Mapping[StreamPartition, int], limit: int) -> dict[StreamPart
     return taken
 
 
-def _partitions(snapshot: Snapshot) -> list[tuple[StreamPartition, Bounds]]:
+def partitions_of(snapshot: Snapshot) -> list[tuple[StreamPartition, Bounds]]:
+    """The partitions that the query reads, with their bounds."""
     return [
         ((stream, number), bounds)
         for stream, state in snapshot.items()
         for number, bounds in enumerate(state.partitions)
+        if bounds is not None
     ]
 
 

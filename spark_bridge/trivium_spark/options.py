@@ -7,6 +7,7 @@ source does not know is an error: a misspelt ``failOnDataLoss`` must not be sile
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -21,6 +22,15 @@ DEFAULT_RETRY_TIMEOUT: Final = 60.0
 #: An offset in ``startingOffsets`` and ``endingOffsets`` that stands for the stream's own bounds.
 LATEST: Final = -1
 EARLIEST: Final = -2
+#: ``startingOffsets`` = ``group``: where the group has got to, EARLIEST where it has not been
+COMMITTED: Final = -3
+
+#: longest that a batch waits for ``minOffsetsPerTrigger`` records, unless ``maxTriggerDelay`` says
+#: otherwise
+DEFAULT_TRIGGER_DELAY: Final = 900.0
+
+#: options that say what is read, of which a read has one
+_SELECTIONS: Final = ("stream", "subscribe", "subscribePattern", "assign")
 
 #: options that Spark itself adds to a sink's
 _SPARK_SINK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
@@ -57,34 +67,77 @@ class Access:
 
 
 @dataclass(frozen=True, slots=True)
+class Selection:
+    """What is read: streams by their names, all whose names match a pattern, or some partitions.
+
+    ``partitions`` are those of each stream, where not all are read.
+    """
+
+    streams: tuple[str, ...] = ()
+    pattern: re.Pattern[str] | None = None
+    partitions: Mapping[str, frozenset[int]] | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Position:
     """Where to start or end reading: at one end of each stream, or at an offset per partition.
 
     ``offsets`` maps (stream, partition) to an offset, LATEST or EARLIEST; partitions that it does
-    not name are at ``otherwise``.
+    not name are at ``otherwise``, which may be COMMITTED. ``times``, milliseconds since the epoch,
+    stand for the first record that arrived then or later, ``time`` for that of all partitions.
+    Where there is none, that is an error if ``is_strict``, and LATEST otherwise.
     """
 
     otherwise: int
     offsets: Mapping[StreamPartition, int] = field(default_factory=dict)
+    times: Mapping[StreamPartition, int] = field(default_factory=dict)
+    time: int | None = None
+    is_strict: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """How much a micro-batch reads: at most so many records, and about so many bytes.
+
+    It begins when there are ``min_offsets`` records, or ``max_delay`` seconds after the one before.
+    None stands for no limit.
+    """
+
+    max_offsets: int | None = None
+    max_bytes: int | None = None
+    min_offsets: int | None = None
+    max_delay: float = DEFAULT_TRIGGER_DELAY
+
+
+@dataclass(frozen=True, slots=True)
+class Division:
+    """Into how many tasks a read is divided: at least so many, none of more records than that.
+
+    None: one for each partition of a stream.
+    """
+
+    min_partitions: int | None = None
+    max_records: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class ReadOptions:
-    """Options of a read. ``max_offsets_per_trigger`` is None where there is no limit."""
+    """Options of a read."""
 
     access: Access
-    streams: tuple[str, ...]
+    selection: Selection
     start: Position
     end: Position
     fail_on_data_loss: bool
-    max_offsets_per_trigger: int | None
+    limits: Limits
+    division: Division
     group: str | None
     retry_timeout: float
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
-    """Options of a write: to a stream, or (where ``stream`` is None) to an exchange by topic.
+    """Options of a write: to a stream, to a queue, or (where both are None) to an exchange.
 
     ``topic`` is the topic of the rows that have none of their own. ``exactly_once`` is for
     streaming queries.
@@ -93,6 +146,7 @@ class WriteOptions:
     access: Access
     exchange: str
     stream: str | None
+    queue: str | None
     topic: str | None
     exactly_once: bool
     retry_timeout: float
@@ -100,39 +154,109 @@ class WriteOptions:
 
 def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOptions:
     """Options for ``readStream`` or ``read``. Raises OptionError."""
-    known = [*_ACCESS, "stream", "startingOffsets", "failOnDataLoss", "retryTimeout"]
-    known += ["maxOffsetsPerTrigger", "group"] if is_streaming else ["endingOffsets"]
+    known = [*_ACCESS, *_SELECTIONS, *_positions("starting"), "startingOffsetsByTimestampStrategy"]
+    known += ["failOnDataLoss", "retryTimeout", "group", "minPartitions", "maxRecordsPerPartition"]
+    if is_streaming:
+        known += ["maxOffsetsPerTrigger", "maxBytesPerTrigger"]
+        known += ["minOffsetsPerTrigger", "maxTriggerDelay"]
+    else:
+        known += _positions("ending")
     values = _known_options(options, known, frozenset())
-    streams = tuple(name.strip() for name in _required(values, "stream").split(","))
-    if not all(streams):
-        raise OptionError("option stream names one stream, or several parted by commas")
-    if len(set(streams)) < len(streams):
-        raise OptionError(f"option stream names a stream twice: {values['stream']}")
+    selection = _selection(values)
+    start = _position(values, "starting", "latest" if is_streaming else "earliest", selection)
+    group = _optional(values, "group")
+    if start.otherwise == COMMITTED and group is None:
+        raise OptionError("option startingOffsets is group, which needs option group")
+    if group is not None and not is_streaming and start.otherwise != COMMITTED:
+        raise OptionError(
+            "option group: a batch query commits nothing; it takes a group for startingOffsets"
+            " = group only"
+        )
     return ReadOptions(
         access=_access(values),
-        streams=streams,
-        start=_position(
-            values, "startingOffsets", "latest" if is_streaming else "earliest", streams
-        ),
-        end=_position(values, "endingOffsets", "latest", streams),
+        selection=selection,
+        start=start,
+        end=_position(values, "ending", "latest", selection),
         fail_on_data_loss=_boolean(values, "failOnDataLoss", True),
-        max_offsets_per_trigger=_positive(values, "maxOffsetsPerTrigger"),
-        group=_optional(values, "group"),
+        limits=_limits(values),
+        division=Division(
+            _positive(values, "minPartitions", "tasks"),
+            _positive(values, "maxRecordsPerPartition", "records"),
+        ),
+        group=group,
         retry_timeout=_seconds(values, "retryTimeout", DEFAULT_RETRY_TIMEOUT),
     )
 
 
+def _positions(which: str) -> list[str]:
+    return [f"{which}Offsets", f"{which}OffsetsByTimestamp", f"{which}Timestamp"]
+
+
+def _limits(values: dict[str, str]) -> Limits:
+    limits = Limits(
+        _positive(values, "maxOffsetsPerTrigger", "records"),
+        _positive(values, "maxBytesPerTrigger", "bytes"),
+        _positive(values, "minOffsetsPerTrigger", "records"),
+        _duration(values, "maxTriggerDelay", DEFAULT_TRIGGER_DELAY),
+    )
+    if limits.min_offsets is None:
+        if "maxTriggerDelay" in values:
+            raise OptionError("option maxTriggerDelay needs option minOffsetsPerTrigger")
+    elif limits.max_offsets is not None and limits.min_offsets > limits.max_offsets:
+        raise OptionError("option minOffsetsPerTrigger is more than maxOffsetsPerTrigger")
+    return limits
+
+
+def _selection(values: dict[str, str]) -> Selection:
+    given = [name for name in _SELECTIONS if name in values]
+    if len(given) != 1:
+        raise OptionError(
+            f"a read has one of the options {', '.join(_SELECTIONS)}"
+            + (f", not {' and '.join(given)}" if given else "")
+        )
+    name = given[0]
+    text = _required(values, name)
+    if name == "subscribePattern":
+        try:
+            return Selection(pattern=re.compile(text))
+        except re.error as error:
+            raise OptionError(f"option {name} is no regular expression: {error}") from None
+    if name == "assign":
+        return _assigned(text)
+    streams = tuple(each.strip() for each in text.split(","))
+    if not all(streams):
+        raise OptionError(f"option {name} names one stream, or several parted by commas")
+    if len(set(streams)) < len(streams):
+        raise OptionError(f"option {name} names a stream twice: {text}")
+    return Selection(streams)
+
+
+def _assigned(text: str) -> Selection:
+    try:
+        given = json.loads(text)
+        partitions = {str(name): frozenset(numbers) for name, numbers in given.items()}
+        numbers = [number for each in partitions.values() for number in each]
+        is_right = all(type(number) is int and number >= 0 for number in numbers)
+    except (AttributeError, TypeError, ValueError):
+        is_right = False
+    if not is_right or not partitions or not all(partitions.values()):
+        raise OptionError('option assign is JSON like {"orders": [0, 1]}')
+    return Selection(tuple(partitions), partitions=partitions)
+
+
 def parse_write_options(options: Mapping[str, str], is_streaming: bool) -> WriteOptions:
     """Options for ``writeStream`` or ``write``. Raises OptionError."""
-    known = [*_ACCESS, "exchange", "stream", "topic", "retryTimeout"]
+    known = [*_ACCESS, "exchange", "stream", "queue", "topic", "retryTimeout"]
     known += ["exactlyOnce"] if is_streaming else []
     values = _known_options(options, known, _SPARK_SINK_OPTIONS)
-    if "stream" in values and ("exchange" in values or "topic" in values):
-        raise OptionError("a sink publishes to a stream, or with a topic to an exchange, not both")
+    places = [name for name in ("stream", "queue", "exchange") if name in values]
+    if len(places) > 1 or ("topic" in values and places not in ([], ["exchange"])):
+        raise OptionError("a sink publishes to a stream, to a queue, or by topics to an exchange")
     return WriteOptions(
         access=_access(values),
         exchange=values.get("exchange", "amq.topic"),
         stream=_optional(values, "stream"),
+        queue=_optional(values, "queue"),
         topic=values.get("topic"),
         exactly_once=is_streaming and _boolean(values, "exactlyOnce", True),
         retry_timeout=_seconds(values, "retryTimeout", DEFAULT_RETRY_TIMEOUT),
@@ -210,13 +334,24 @@ def _boolean(values: dict[str, str], name: str, default: bool) -> bool:
     return text == "true"
 
 
-def _positive(values: dict[str, str], name: str) -> int | None:
+def _positive(values: dict[str, str], name: str, what: str) -> int | None:
     if name not in values:
         return None
     text = values[name].strip()
-    if not (text.isascii() and text.isdigit() and int(text) > 0):
-        raise OptionError(f"option {name} is a number of records greater than 0, not {text!r}")
+    if not (text.isascii() and text.isdigit() and 0 < int(text) < 1 << 63):
+        raise OptionError(f"option {name} is a number of {what} greater than 0, not {text!r}")
     return int(text)
+
+
+def _duration(values: dict[str, str], name: str, default: float) -> float:
+    """Seconds of a text such as ``15m``."""
+    if name not in values:
+        return default
+    units = {"ms": 0.001, "s": 1, "m": 60, "min": 60, "h": 3600, "d": 86_400}
+    found = re.fullmatch(r"\s*(\d{1,9})\s*(ms|s|m|min|h|d)\s*", values[name], re.ASCII)
+    if found is None:
+        raise OptionError(f"option {name} is a time like 500ms, 30s, 15m, 1h, not {values[name]!r}")
+    return int(found[1]) * units[found[2]]
 
 
 def _seconds(values: dict[str, str], name: str, default: float) -> float:
@@ -231,29 +366,66 @@ def _seconds(values: dict[str, str], name: str, default: float) -> float:
 
 def _position(
     values: dict[str, str],
-    name: str,
+    which: str,
     default: Literal["earliest", "latest"],
-    streams: tuple[str, ...],
+    selection: Selection,
 ) -> Position:
-    text = values.get(name, default).strip()
+    """Where a read starts or ends. A time for all comes before times, and these before offsets."""
+    strategy = values.get("startingOffsetsByTimestampStrategy", "error").lower()
+    if strategy not in ("error", "latest"):
+        raise OptionError("option startingOffsetsByTimestampStrategy is error or latest")
+    # As in Kafka's source: where to end may be a time that is still to come.
+    is_strict = which == "starting" and strategy == "error"
     ends = {"earliest": EARLIEST, "latest": LATEST}
+    time = values.get(f"{which}Timestamp")
+    if time is not None:
+        if not (time.isascii() and time.isdigit() and int(time) < 1 << 63):
+            raise OptionError(f"option {which}Timestamp is in milliseconds since the epoch")
+        return Position(ends[default], time=int(time), is_strict=is_strict)
+    name = f"{which}OffsetsByTimestamp"
+    if name in values:
+        times = _by_partition(values[name], name, 0, selection)
+        return Position(ends[default], times=times, is_strict=is_strict)
+    name = f"{which}Offsets"
+    text = values.get(name, default).strip()
+    if which == "starting":
+        ends["group"] = COMMITTED
     if text.lower() in ends:
         return Position(ends[text.lower()])
+    return Position(ends[default], _by_partition(text, name, EARLIEST, selection))
+
+
+def _by_partition(
+    text: str, name: str, least: int, selection: Selection
+) -> dict[StreamPartition, int]:
+    """JSON with a number for each of some partitions."""
     try:
         given = json.loads(text)
     except ValueError:
         given = None
     if not isinstance(given, dict):
-        raise OptionError(f'option {name} is earliest, latest or JSON like {{"orders/0": 42}}')
-    offsets: dict[StreamPartition, int] = {}
-    for key, offset in given.items():
+        words = "JSON" if least == 0 else "earliest, latest or JSON"
+        raise OptionError(f'option {name} is {words} like {{"orders/0": 42}}')
+    numbers: dict[StreamPartition, int] = {}
+    for key, number in given.items():
         partition = parse_partition(key)
-        if partition is None or partition[0] not in streams:
+        if partition is None or not _selects(selection, partition):
             raise OptionError(f"option {name}: {key!r} is not a partition of the streams read")
-        if isinstance(offset, bool) or not isinstance(offset, int) or offset < EARLIEST:
-            raise OptionError(f"option {name}: {offset!r} is not an offset, -1 or -2")
-        offsets[partition] = offset
-    return Position(ends[default], offsets)
+        if isinstance(number, bool) or not isinstance(number, int) or number < least:
+            what = "milliseconds since the epoch" if least == 0 else "an offset, -1 or -2"
+            raise OptionError(f"option {name}: {number!r} is not {what}")
+        numbers[partition] = number
+    return numbers
+
+
+def _selects(selection: Selection, partition: StreamPartition) -> bool:
+    """Whether a partition may be one of those that are read."""
+    stream, number = partition
+    if selection.pattern is not None:
+        return selection.pattern.fullmatch(stream) is not None
+    if selection.partitions is not None:
+        return number in selection.partitions.get(stream, ())
+    return stream in selection.streams
 
 
 def parse_partition(text: str) -> StreamPartition | None:

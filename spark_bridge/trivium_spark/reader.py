@@ -8,8 +8,10 @@ is repeated or runs twice gives the same rows.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import sys
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
@@ -31,15 +33,17 @@ from trivium_spark.offsets import (
     Offsets,
     Snapshot,
     advance,
+    backlog_of,
     beyond_the_end,
     check_losses,
     check_order,
+    divide,
     initial_offsets,
     latest_offsets,
     ranges,
     resolve,
 )
-from trivium_spark.options import ReadOptions, format_partition
+from trivium_spark.options import Limits, ReadOptions, StreamPartition, format_partition
 
 logger = logging.getLogger("trivium_spark")
 
@@ -173,13 +177,23 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._newest: Offsets | None = None
         self._committed: Offsets | None = None
         self._reported: set[str] = set()
+        # The streams that are read, as of the last snapshot.
+        self._read: Collection[str] = options.selection.streams
+        # When a batch is made of less than ``minOffsetsPerTrigger``; the first one waits for none.
+        self._due_at = 0.0
 
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802
-        return initial_offsets(self._options.start, self._snapshot()).to_json()
+        snapshot = self._snapshot()
+        options = self._options
+        start = self._connected().located(options.start, options.group, snapshot)
+        return initial_offsets(start, snapshot).to_json()
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
-        limit = self._options.max_offsets_per_trigger
-        return ReadAllAvailable() if limit is None else ReadMaxRows(limit)
+        limits = self._options.limits
+        if limits == Limits():
+            return ReadAllAvailable()
+        # The others are looked at whenever there is this one.
+        return ReadMaxRows(limits.max_offsets or sys.maxsize)
 
     def prepareForTriggerAvailableNow(self) -> None:  # noqa: N802
         self._target = latest_offsets(self._snapshot())
@@ -192,8 +206,16 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         # the group of an idle query would stay behind.
         self.commit(start)
         self._newest = latest_offsets(snapshot)
-        rows = limit.max_rows if isinstance(limit, ReadMaxRows) else None
-        result = advance(Offsets.from_json(start), snapshot, rows, self._target)
+        begin = Offsets.from_json(start)
+        limits = self._options.limits if isinstance(limit, ReadMaxRows) else Limits()
+        if self._target is not None or time.monotonic() >= self._due_at:
+            limits = replace(limits, min_offsets=None)
+        sizes: dict[StreamPartition, float] = {}
+        if limits.max_bytes is not None:
+            sizes = self._connected().record_sizes(backlog_of(begin, snapshot), snapshot)
+        result = advance(begin, snapshot, limits, self._target, sizes)
+        if result.end != begin:
+            self._due_at = time.monotonic() + limits.max_delay
         # A stream that is left out is so in every batch: one warning tells of it.
         losses = [loss for loss in result.losses if loss not in self._reported]
         report(losses, self._options.fail_on_data_loss)
@@ -205,7 +227,7 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         planned = ranges(Offsets.from_json(start), Offsets.from_json(end))
-        return [RangePartition(wanted) for wanted in planned]
+        return [RangePartition(wanted) for wanted in divide(planned, self._options.division)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, RangePartition)
@@ -219,7 +241,7 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         connection = self._connected()
         if not connection.is_holding:
             connection.hold(self._options.group)
-        connection.commit(self._options.group, offsets.of(self._options.streams))
+        connection.commit(self._options.group, offsets.of(self._read))
 
     def stop(self) -> None:
         if self._connection is not None:
@@ -228,7 +250,9 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
             self._connection = None
 
     def _snapshot(self) -> Snapshot:
-        return self._connected().snapshot(self._options.streams)
+        snapshot = self._connected().snapshot(self._options.selection)
+        self._read = frozenset(snapshot)
+        return snapshot
 
     def _connected(self) -> ReconnectingConnection:
         if self._connection is None:
@@ -246,17 +270,18 @@ class TriviumReader(DataSourceReader):
         self._reader = RangeReader(options, arrow_schema(schema))
 
     def partitions(self) -> list[InputPartition]:
-        with ReconnectingConnection(
-            self._options.access, self._options.retry_timeout
-        ) as connection:
-            snapshot = connection.snapshot(self._options.streams)
-        start = initial_offsets(self._options.start, snapshot)
-        end = Offsets(resolve(self._options.end, snapshot), start.incarnations, start.offsets)
-        check_order(start, self._options.end)
+        options = self._options
+        with ReconnectingConnection(options.access, options.retry_timeout) as connection:
+            snapshot = connection.snapshot(options.selection)
+            first = connection.located(options.start, options.group, snapshot)
+            last = connection.located(options.end, None, snapshot)
+        start = initial_offsets(first, snapshot)
+        end = Offsets(resolve(last, snapshot), start.incarnations, start.offsets)
+        check_order(start, last)
         # Such a range is empty, so no task would find out.
-        report(beyond_the_end(start, snapshot), self._options.fail_on_data_loss)
+        report(beyond_the_end(start, snapshot), options.fail_on_data_loss)
         # A range that is not all there is found out by the task that reads it.
-        return [RangePartition(wanted) for wanted in ranges(start, end)]
+        return [RangePartition(one) for one in divide(ranges(start, end), options.division)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, RangePartition):

@@ -17,7 +17,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Final
 
 import pyarrow as pa
 from pyspark import TaskContext
@@ -28,32 +27,11 @@ from pyspark.sql.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from trivium.messages.message import Properties
-from trivium.messages.topics import key_of
-from trivium_native.values import Part, Publication
+from trivium_native.values import Part
 from trivium_spark.connection import ReconnectingConnection
-from trivium_spark.errors import OptionError, TriviumSparkError
+from trivium_spark.errors import TriviumSparkError
+from trivium_spark.framing import RowFramer
 from trivium_spark.options import DEFAULT_RETRY_TIMEOUT, WriteOptions, parse_access
-
-_BYTES: Final = ("binary", "string")
-
-#: columns of a write, with the Spark types that they may have
-_WRITTEN: Final = {
-    "value": _BYTES,
-    "key": _BYTES,
-    "topic": ("string",),
-    "headers": ("array<struct<key:string,value:binary>>",),
-    "content_type": ("string",),
-}
-
-#: columns that a read has and a write has no use for, so that what was read can be written as it is
-_IGNORED: Final = frozenset({"partition", "offset", "timestamp", "stream", "protocol"})
-
-
-#: Messages and bytes of one request that stages rows. The broker publishes a request in one turn,
-#: in which it does little else.
-REQUEST_MESSAGES: Final = 8192
-REQUEST_BYTES: Final = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -114,41 +92,12 @@ class RowPublisher:
 
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._options = options
-        names: list[str] = []
-        for field in schema.fields:
-            if field.name in _IGNORED:
-                continue
-            allowed = _WRITTEN.get(field.name)
-            if allowed is None:
-                raise OptionError(
-                    f"column {field.name} means nothing to the sink; its columns are"
-                    f" {', '.join(_WRITTEN)}"
-                )
-            if field.dataType.simpleString() not in allowed:
-                raise OptionError(f"column {field.name} must be of type {' or '.join(allowed)}")
-            names.append(field.name)
-        if "value" not in names:
-            raise OptionError("the sink needs a column value")
-        if options.stream is not None and "topic" in names:
-            raise OptionError(
-                "what is written to a stream has no topic: drop the column, or bind the stream to"
-                " an exchange and write to that"
-            )
-        if options.stream is None and "topic" not in names and options.topic is None:
-            raise OptionError("the sink needs a column topic, or option topic or stream")
-        self._names = names
+        self._framer = RowFramer(options, schema)
 
     def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
         """Publish all rows; returns when the broker has acknowledged the last of them."""
-        count = 0
-        with ReconnectingConnection(
-            self._options.access, self._options.retry_timeout
-        ) as connection:
-            for batch in batches:
-                messages = self._messages(batch)
-                connection.publish(messages)
-                count += len(messages)
-        return Published(count)
+        with self._connection() as connection:
+            return Published(connection.publish(self._framer.requests(batches)))
 
     def stage(self, batches: Iterator[pa.RecordBatch], place: Place) -> Staged | Published:
         """Stage all rows as a part of this attempt's own.
@@ -158,92 +107,15 @@ class RowPublisher:
         """
         name = f"{place.partition}/{secrets.token_hex(8)}"
         producer = place.producer
-        index = 0
-        with ReconnectingConnection(
-            self._options.access, self._options.retry_timeout
-        ) as connection:
-            for request in self._requests(batches):
-                if not connection.stage(producer, place.batch, name, index, request):
-                    return Staged(producer, place.batch, None)
-                index += 1
-        return Staged(producer, place.batch, Part(name, index)) if index else Published(0)
+        with self._connection() as connection:
+            requests = self._framer.requests(batches)
+            count = connection.stage(producer, place.batch, name, requests)
+        if count is None:
+            return Staged(producer, place.batch, None)
+        return Staged(producer, place.batch, Part(name, count)) if count else Published(0)
 
-    def _requests(self, batches: Iterator[pa.RecordBatch]) -> Iterator[list[bytes]]:
-        """The rows as framed messages, in requests of a moderate size."""
-        request: list[bytes] = []
-        size = 0
-        for batch in batches:
-            for message in self._messages(batch):
-                framed = message.encode()
-                if request and size + len(framed) > REQUEST_BYTES:
-                    yield request
-                    request = []
-                    size = 0
-                request.append(framed)
-                size += len(framed)
-                if len(request) >= REQUEST_MESSAGES:
-                    yield request
-                    request = []
-                    size = 0
-        if request:
-            yield request
-
-    def _messages(self, batch: pa.RecordBatch) -> list[Publication]:
-        nothing: list[Any] = [None] * batch.num_rows
-        columns = {name: batch.column(name).to_pylist() for name in self._names}
-        return [
-            self._message(*row)
-            for row in zip(
-                columns.get("topic", nothing),
-                columns.get("key", nothing),
-                columns["value"],
-                columns.get("headers", nothing),
-                columns.get("content_type", nothing),
-                strict=True,
-            )
-        ]
-
-    def _message(
-        self,
-        topic: str | None,
-        key: bytes | str | None,
-        value: bytes | str | None,
-        headers: list[dict[str, Any]] | None,
-        content_type: str | None,
-    ) -> Publication:
-        if value is None:
-            raise OptionError("a row's value is null: a message has a payload, if an empty one")
-        properties = None
-        if key is not None or headers or content_type is not None:
-            properties = Properties(
-                content_type=content_type,
-                key=None if key is None else _bytes(key),
-                headers=[(header["key"], header["value"]) for header in headers or ()],
-            )
-        stream = self._options.stream
-        if stream is not None:
-            # The default exchange leads to the stream by its name; mandatory, lest it be gone.
-            return Publication(
-                payload=_bytes(value),
-                routing_key=stream,
-                exchange="",
-                properties=properties,
-                mandatory=True,
-            )
-        if topic is None:
-            topic = self._options.topic
-        if topic is None:
-            raise OptionError("a row's topic is null, and there is no option topic")
-        return Publication(
-            payload=_bytes(value),
-            routing_key=key_of(topic.encode()),
-            exchange=self._options.exchange,
-            properties=properties,
-        )
-
-
-def _bytes(value: bytes | str) -> bytes:
-    return value.encode() if isinstance(value, str) else value
+    def _connection(self) -> ReconnectingConnection:
+        return ReconnectingConnection(self._options.access, self._options.retry_timeout)
 
 
 class TriviumStreamWriter(DataSourceStreamArrowWriter):

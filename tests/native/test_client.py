@@ -374,7 +374,7 @@ async def test_what_is_staged_is_published_with_its_transaction(client: Client) 
     await make_stream(client)
     producer = await client.open_producer("p", transactional=True)
     for index in range(3):
-        entries = [Publication(payload=b"%d" % index, routing_key="a").encode()]
+        entries = [Publication(payload=b"%d" % index, routing_key="a")]
         assert await client.stage("p", 0, "a", index, entries)
     assert await client.stage("p", 0, "b", 0, entries)
     await client.discard_part("p", "b")

@@ -117,7 +117,7 @@ ENCODED = {
         ),
         12,
     ),
-    "STAGE": sent(operations.stage("p1", 301, "a", 0, [PUBLICATION.encode()]), 13),
+    "STAGE": sent(operations.stage("p1", 301, "a", 0, [PUBLICATION]), 13),
     "TX-PARTS": sent(
         operations.transaction([], [], [], Producer("p1", 2, 301), [Part("a", 1)]), 14
     ),

@@ -120,7 +120,7 @@ async def test_a_request_that_would_cost_the_connection_is_not_sent() -> None:
 async def test_what_is_staged_is_published_with_its_transaction() -> None:
     def work(client: SyncClient) -> None:
         make_stream(client)
-        entries = [message.encode() for message in some(2)]
+        entries = some(2)
         assert client.stage("p", 7, "a", 0, entries)
         assert client.stage("p", 7, "b", 0, entries)
         client.discard_part("p", "b")

@@ -14,16 +14,18 @@ from trivium_spark.offsets import (
     Offsets,
     StreamState,
     advance,
+    backlog_of,
     beyond_the_end,
     check_losses,
     check_order,
+    divide,
     initial_offsets,
     latest_offsets,
     ranges,
     resolve,
     share,
 )
-from trivium_spark.options import EARLIEST, LATEST, Position
+from trivium_spark.options import EARLIEST, LATEST, Division, Limits, Position
 
 Snapshot = Mapping[str, StreamState]
 
@@ -120,7 +122,7 @@ def test_limit_is_never_exceeded_and_everything_is_read_once() -> None:
     start = initial_offsets(Position(EARLIEST), snapshot)
     seen: list[tuple[str, int]] = []
     while True:
-        end = advance(start, snapshot, limit=4).end
+        end = advance(start, snapshot, Limits(max_offsets=4)).end
         batch = [
             (name, offset)
             for name, (first, last) in read(start, end).items()
@@ -152,11 +154,11 @@ def test_available_now_does_not_pass_its_target() -> None:
     start = initial_offsets(Position(EARLIEST), {"s": stream((0, 5))})
     target = latest_offsets({"s": stream((0, 5))})
     later = {"s": stream((0, 9))}
-    end = advance(start, later, limit=3, target=target).end
+    end = advance(start, later, Limits(max_offsets=3), target=target).end
     assert read(start, end) == {"s/0": (0, 3)}
-    last = advance(end, later, limit=3, target=target).end
+    last = advance(end, later, Limits(max_offsets=3), target=target).end
     assert read(end, last) == {"s/0": (3, 5)}
-    assert advance(last, later, limit=3, target=target).end == last
+    assert advance(last, later, Limits(max_offsets=3), target=target).end == last
 
 
 def test_available_now_that_begins_past_its_target_stays() -> None:
@@ -223,7 +225,7 @@ def test_new_partition_and_new_stream_begin_at_their_beginning() -> None:
 def test_a_stream_that_is_removed_from_the_query_is_a_loss_and_keeps_its_place() -> None:
     first = Offsets({("s", 0): 4, ("t", 0): 4, ("t", 1): 5}, {"s": "one", "t": "two"})
     second = advance(first, {"s": stream((0, 6))})
-    with pytest.raises(DataLossError, match="t: the checkpoint has offsets of this stream"):
+    with pytest.raises(DataLossError, match="t: the checkpoint has offsets of it"):
         check_losses(second.losses)
     end = through_checkpoint(second.end)
     assert read(first, end) == {"s/0": (4, 6)}
@@ -301,7 +303,7 @@ def test_every_record_is_read_exactly_once(
     for grown, limit, is_repeated in steps:
         ends = [end + more for end, more in zip(ends, grown, strict=True)]
         snapshot = {"s": stream((0, ends[0]), (0, ends[1]))}
-        end = through_checkpoint(advance(start, snapshot, limit).end)
+        end = through_checkpoint(advance(start, snapshot, Limits(limit)).end)
         if is_repeated and is_first:
             start = initial_offsets(Position(LATEST), snapshot)
         for name, (first, last) in read(start, end).items():
@@ -314,3 +316,87 @@ def test_every_record_is_read_exactly_once(
     assert sorted(seen) == [("s/0", n) for n in range(ends[0])] + [
         ("s/1", n) for n in range(ends[1])
     ]
+
+
+def test_a_partition_that_is_assigned_no_more_is_a_loss_and_keeps_its_place() -> None:
+    first = Offsets({("s", 0): 4, ("s", 1): 2}, {"s": "one"})
+    one = {"s": StreamState("one", (Bounds(0, 9), None))}
+    second = advance(first, one)
+    assert [loss.partition(":")[0] for loss in second.losses] == ["s/1"]
+    end = through_checkpoint(second.end)
+    assert read(first, end) == {"s/0": (4, 9)}
+    assert advance(end, one).end == end
+    last = advance(end, {"s": stream((0, 9), (0, 8))})
+    assert last.losses == []
+    assert read(end, through_checkpoint(last.end)) == {"s/1": (2, 8)}
+
+
+def test_streams_that_match_a_pattern_later_begin_at_their_beginning() -> None:
+    start = through_checkpoint(initial_offsets(Position(LATEST), {}))
+    assert advance(start, {}).end == start
+    end = advance(start, {"s": stream((3, 9))}).end
+    assert read(start, through_checkpoint(end)) == {"s/0": (3, 9)}
+
+
+def test_a_batch_waits_for_enough_records() -> None:
+    start = Offsets({("s", 0): 0, ("s", 1): 0}, {"s": "one"})
+    limits = Limits(min_offsets=5)
+    assert advance(start, {"s": stream((0, 2), (0, 2))}, limits).end == start
+    end = advance(start, {"s": stream((0, 2), (0, 3))}, limits).end
+    assert read(start, end) == {"s/0": (0, 2), "s/1": (0, 3)}
+
+
+def test_a_batch_has_about_as_many_bytes_as_it_may() -> None:
+    start = Offsets({("s", 0): 0, ("s", 1): 0}, {"s": "one"})
+    snapshot = {"s": stream((0, 1000), (0, 1000))}
+    sizes = {("s", 0): 10.0, ("s", 1): 100.0}
+    end = advance(start, snapshot, Limits(max_bytes=4000), sizes=sizes).end
+    assert read(start, end) == {"s/0": (0, 200), "s/1": (0, 20)}
+    both = Limits(max_bytes=4000, max_offsets=50)
+    end = advance(start, snapshot, both, sizes=sizes).end
+    assert read(start, end) == {"s/0": (0, 30), "s/1": (0, 20)}
+    # One that is larger than a batch may be is read all the same.
+    end = advance(start, snapshot, Limits(max_bytes=1), sizes=sizes).end
+    assert read(start, end) == {"s/0": (0, 1), "s/1": (0, 1)}
+
+
+def test_the_backlog_begins_at_what_is_there() -> None:
+    start = Offsets({("s", 0): 4, ("s", 1): 4}, {"s": "one"})
+    snapshot = {"s": stream((0, 4), (7, 9)), "t": stream((1, 2), incarnation="two")}
+    assert backlog_of(start, snapshot) == {("s", 1): 7, ("t", 0): 1}
+
+
+def whole(*sizes: int) -> list[OffsetRange]:
+    return [OffsetRange("s", number, "one", 0, size) for number, size in enumerate(sizes)]
+
+
+def test_ranges_have_at_most_so_many_records() -> None:
+    parts = divide(whole(10, 3), Division(max_records=4))
+    found = [(part.partition, part.start, part.end) for part in parts]
+    assert found == [(0, 0, 3), (0, 3, 6), (0, 6, 10), (1, 0, 3)]
+
+
+def test_large_ranges_are_parted_until_there_are_enough() -> None:
+    parts = divide(whole(900, 100), Division(min_partitions=4))
+    assert [(part.partition, part.size) for part in parts] == [(0, 300)] * 3 + [(1, 100)]
+    assert divide(whole(1, 1, 1), Division(min_partitions=2)) == whole(1, 1, 1)
+    assert divide([], Division(min_partitions=2)) == []
+
+
+@given(
+    st.lists(st.integers(1, 50), max_size=6),
+    st.none() | st.integers(1, 40),
+    st.none() | st.integers(1, 20),
+)
+def test_parts_are_all_that_there_was(
+    sizes: list[int], least: int | None, most: int | None
+) -> None:
+    parts = divide(whole(*sizes), Division(least, most))
+    assert [(part.partition, n) for part in parts for n in range(part.start, part.end)] == [
+        (number, n) for number, size in enumerate(sizes) for n in range(size)
+    ]
+    assert all(part.size > 0 for part in parts)
+    if least is not None:
+        assert len(parts) >= min(least, sum(sizes))
+    if most is not None:
+        assert all(part.size <= most for part in parts)

@@ -1,15 +1,21 @@
 """Options are checked once, by name and by value, and a wrong one is named."""
 
+import re
+
 import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from trivium.common.client_tls import ClientTls
 from trivium_spark.errors import OptionError
 from trivium_spark.options import (
+    COMMITTED,
     EARLIEST,
     LATEST,
     Access,
+    Division,
+    Limits,
     Position,
+    Selection,
     format_partition,
     parse_access,
     parse_partition,
@@ -23,10 +29,11 @@ READ = {"url": URL, "stream": "orders"}
 
 def test_read_defaults_of_a_streaming_query() -> None:
     options = parse_read_options(READ, is_streaming=True)
-    assert options.streams == ("orders",)
+    assert options.selection == Selection(("orders",))
     assert options.start == Position(LATEST)
     assert options.fail_on_data_loss
-    assert options.max_offsets_per_trigger is None
+    assert options.limits == Limits()
+    assert options.division == Division()
     assert options.group is None
     assert options.retry_timeout == 60
 
@@ -48,13 +55,16 @@ def test_option_names_do_not_care_for_case() -> None:
     )
     options = parse_read_options(given, is_streaming=True)
     assert options.start == Position(EARLIEST)
-    assert options.max_offsets_per_trigger == 7
+    assert options.limits == Limits(max_offsets=7)
     assert not options.fail_on_data_loss
 
 
 def test_several_streams() -> None:
     given = {**READ, "stream": "orders, a/b"}
-    assert parse_read_options(given, is_streaming=True).streams == ("orders", "a/b")
+    both = Selection(("orders", "a/b"))
+    assert parse_read_options(given, is_streaming=True).selection == both
+    given = {"url": URL, "subscribe": "orders,a/b"}
+    assert parse_read_options(given, is_streaming=True).selection == both
 
 
 def test_offsets_by_partition() -> None:
@@ -76,6 +86,21 @@ def test_offsets_by_partition() -> None:
         ({"stream": " "}, "stream is required"),
         ({"stream": "a,,b"}, "option stream"),
         ({"stream": "a,b,a"}, "twice"),
+        ({"subscribe": "a"}, "a read has one of the options stream, .*, not stream and subscribe"),
+        ({"startingOffsets": "group"}, "which needs option group"),
+        ({"endingTimestamp": "1"}, "unknown option endingTimestamp"),
+        ({"startingTimestamp": "-1"}, "startingTimestamp is in milliseconds"),
+        ({"startingTimestamp": "soon"}, "startingTimestamp is in milliseconds"),
+        ({"startingOffsetsByTimestamp": "1"}, "startingOffsetsByTimestamp is JSON"),
+        ({"startingOffsetsByTimestamp": '{"orders/0": -1}'}, "-1 is not milliseconds"),
+        ({"startingOffsetsByTimestamp": '{"other/0": 1}'}, "'other/0'"),
+        ({"startingOffsetsByTimestampStrategy": "first"}, "is error or latest"),
+        ({"minPartitions": "0"}, "minPartitions is a number of tasks"),
+        ({"maxRecordsPerPartition": "x"}, "maxRecordsPerPartition is a number of records"),
+        ({"maxBytesPerTrigger": "1k"}, "maxBytesPerTrigger is a number of bytes"),
+        ({"maxTriggerDelay": "1m"}, "maxTriggerDelay needs option minOffsetsPerTrigger"),
+        ({"minOffsetsPerTrigger": "1", "maxTriggerDelay": "15"}, "maxTriggerDelay is a time"),
+        ({"minOffsetsPerTrigger": "8", "maxOffsetsPerTrigger": "7"}, "more than maxOffsets"),
         ({"failOnDataLos": "false"}, "unknown option failOnDataLos"),
         ({"endingOffsets": "latest"}, "unknown option endingOffsets"),
         ({"failOnDataLoss": "no"}, "failOnDataLoss is true or false"),
@@ -98,10 +123,64 @@ def test_wrong_read_option_is_named(changed: dict[str, str], named: str) -> None
         parse_read_options({**READ, **changed}, is_streaming=True)
 
 
-@pytest.mark.parametrize("name", ["group", "maxOffsetsPerTrigger"])
+@pytest.mark.parametrize("name", ["maxOffsetsPerTrigger", "minOffsetsPerTrigger"])
 def test_streaming_option_in_a_batch_query(name: str) -> None:
     with pytest.raises(OptionError, match=f"unknown option {name}"):
         parse_read_options({**READ, name: "1"}, is_streaming=False)
+
+
+def test_a_batch_query_has_a_group_to_begin_at_only() -> None:
+    with pytest.raises(OptionError, match="option group: a batch query commits nothing"):
+        parse_read_options({**READ, "group": "g"}, is_streaming=False)
+    given = {**READ, "group": "g", "startingOffsets": "group"}
+    assert parse_read_options(given, is_streaming=False).start == Position(COMMITTED)
+
+
+def test_streams_by_a_pattern() -> None:
+    given = {"url": URL, "subscribePattern": "orders-.*", "startingOffsets": '{"orders-a/0": 3}'}
+    options = parse_read_options(given, is_streaming=True)
+    assert options.selection == Selection(pattern=re.compile("orders-.*"))
+    assert options.start.offsets == {("orders-a", 0): 3}
+    with pytest.raises(OptionError, match="no regular expression"):
+        parse_read_options({"url": URL, "subscribePattern": "("}, is_streaming=True)
+    with pytest.raises(OptionError, match="'others/0' is not a partition"):
+        parse_read_options({**given, "startingOffsets": '{"others/0": 3}'}, is_streaming=True)
+
+
+def test_partitions_that_are_assigned() -> None:
+    given = {"url": URL, "assign": '{"orders": [0, 2], "a": [1]}'}
+    selection = parse_read_options(given, is_streaming=True).selection
+    assert selection.streams == ("orders", "a")
+    assert selection.partitions == {"orders": frozenset([0, 2]), "a": frozenset([1])}
+    with pytest.raises(OptionError, match="'orders/1' is not a partition"):
+        parse_read_options({**given, "startingOffsets": '{"orders/1": 3}'}, is_streaming=True)
+
+
+@pytest.mark.parametrize(
+    "text", ["{}", "[]", "orders", '{"a": 1}', '{"a": []}', '{"a": [-1]}', '{"a": ["0"]}', "3"]
+)
+def test_wrong_assignment(text: str) -> None:
+    with pytest.raises(OptionError, match="option assign is JSON like"):
+        parse_read_options({"url": URL, "assign": text}, is_streaming=True)
+
+
+def test_times_come_before_offsets() -> None:
+    given = {**READ, "startingOffsets": "earliest", "endingOffsets": '{"orders/0": 3}'}
+    given |= {"startingOffsetsByTimestamp": '{"orders/0": 5}', "endingTimestamp": "9"}
+    options = parse_read_options(given, is_streaming=False)
+    assert options.start == Position(EARLIEST, times={("orders", 0): 5}, is_strict=True)
+    assert options.end == Position(LATEST, time=9)
+    given |= {"startingTimestamp": "7", "startingOffsetsByTimestampStrategy": "latest"}
+    assert parse_read_options(given, is_streaming=False).start == Position(EARLIEST, time=7)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"), [("500ms", 0.5), ("30s", 30), (" 15 m ", 900), ("2h", 7200), ("1d", 86400)]
+)
+def test_delays_have_units(text: str, seconds: float) -> None:
+    given = {**READ, "minOffsetsPerTrigger": "5", "maxTriggerDelay": text}
+    limits = parse_read_options(given, is_streaming=True).limits
+    assert limits == Limits(min_offsets=5, max_delay=seconds)
 
 
 def test_url_is_never_shown() -> None:
@@ -128,7 +207,7 @@ def test_write_options() -> None:
 
 def test_wrong_write_options() -> None:
     for other in ({"exchange": "b"}, {"topic": "b"}):
-        with pytest.raises(OptionError, match="not both"):
+        with pytest.raises(OptionError, match="a sink publishes to"):
             parse_write_options({"url": URL, "stream": "a", **other}, is_streaming=True)
     with pytest.raises(OptionError, match="unknown option path"):
         parse_write_options({"url": URL, "path": "/x"}, is_streaming=True)

@@ -10,6 +10,7 @@ from pyspark.sql import SparkSession
 from interop.brokers import TriviumProcess
 from trivium_native.sync import SyncClient, connect
 from trivium_native.values import Publication, Record
+from trivium_native.wire.properties import decode_properties
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -63,6 +64,28 @@ def test_batch_write_to_a_stream(
     assert all(record.key == record.payload for record in written)
 
 
+def test_rows_to_a_queue_have_all_their_properties(
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient
+) -> None:
+    client.declare_stream("q", 1)
+    frame = spark.range(1).selectExpr(
+        *("'x' AS value", "'a' AS key", "map('h', 'v') AS headers", "'text/plain' AS content_type"),
+        *("'utf-8' AS content_encoding", "'c' AS correlation_id", "'r' AS reply_to"),
+        *("60000L AS expiration", "'m' AS message_id", "'t' AS type", "'app' AS app_id"),
+        *("'at-most-once' AS delivery_mode", "7 AS priority"),
+    )
+    frame.write.format("trivium").mode("append").options(url=broker.url, queue="q").save()
+    (batch,) = client.fetch("q", 0, 0).batches
+    message = batch.view().message(0)
+    properties = decode_properties(message.header)
+    assert (message.mode, message.persistent, message.priority) == (0, False, 7)
+    assert message.expires - message.timestamp == 60_000
+    assert (properties.key, properties.headers) == (b"a", [("h", "v")])
+    assert (properties.content_type, properties.content_encoding) == ("text/plain", "utf-8")
+    assert (properties.correlation_id, properties.reply_to) == (b"c", "r")
+    assert (properties.message_id, properties.type_, properties.app_id) == ("m", "t", "app")
+
+
 def test_write_to_a_stream_that_there_is_not(spark: SparkSession, broker: TriviumProcess) -> None:
     frame = spark.range(1).selectExpr("'x' AS value")
     with pytest.raises(Exception, match="messages were not published: no binding wants"):
@@ -73,7 +96,10 @@ def test_write_to_a_stream_that_there_is_not(spark: SparkSession, broker: Triviu
     ("columns", "named"),
     [
         ("'a' AS topic", "the sink needs a column value"),
-        ("'a' AS value", "the sink needs a column topic, or option topic or stream"),
+        (
+            "'a' AS value",
+            "the sink needs a column topic or routing_key, or option topic",
+        ),
         ("'a' AS topic, 1 AS value", "column value must be of type binary or string"),
         ("'a' AS topic, 'a' AS value, 1 AS header", "column header means nothing to the sink"),
         ("'a' AS topic, CAST(NULL AS STRING) AS value", "a row's value is null"),

@@ -12,7 +12,7 @@ from interop.brokers import TriviumProcess
 from trivium_native.errors import ConnectionFailed
 from trivium_native.sync import SyncClient, connect
 from trivium_native.transaction import Transaction
-from trivium_spark import forget_query, writer
+from trivium_spark import forget_query, framing
 from trivium_spark.errors import TriviumSparkError
 from trivium_spark.options import WriteOptions, parse_write_options
 from trivium_spark.writer import (
@@ -51,7 +51,7 @@ def driver(options: WriteOptions) -> TriviumStreamWriter:
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of three rows."""
-    monkeypatch.setattr(writer, "REQUEST_MESSAGES", 3)
+    monkeypatch.setattr(framing, "REQUEST_MESSAGES", 3)
 
 
 def rows(*values: str, per_batch: int = 4) -> Iterator[pa.RecordBatch]:
@@ -159,7 +159,7 @@ def test_a_slower_driver_is_fenced(
     assert written(client) == ["newer"]
 
 
-@pytest.mark.parametrize("call", ["stage", "commit_transaction", "open_producer"])
+@pytest.mark.parametrize("call", ["finish", "commit_transaction", "open_producer"])
 def test_a_lost_answer_is_asked_for_again(
     publisher: RowPublisher,
     driver: TriviumStreamWriter,

@@ -7,6 +7,7 @@ from typing import Any, Generic, TypeVar
 
 from trivium_native.client.values import (
     Fetched,
+    FramedMessages,
     OffsetCommit,
     Part,
     PartitionInfo,
@@ -106,7 +107,7 @@ def pattern_bytes(pattern: bytes | str) -> bytes:
 
 
 def publish(
-    publications: Sequence[Publication], producer: Producer | None = None
+    publications: Sequence[Publication] | FramedMessages, producer: Producer | None = None
 ) -> Operation[None]:
     """All messages in one request; answered once what must survive is durable.
 
@@ -122,7 +123,7 @@ def publish(
             raise InvalidArgument(f"a producer's name has 1 to {MAX_PRODUCER_BYTES} bytes")
         block = PRODUCER.pack(len(name), producer.epoch, producer.sequence) + name
     head = PUBLISH_HEAD.pack(len(publications), flags) + block
-    body = b"".join([head, *[publication.encode() for publication in publications]])
+    body = head + FramedMessages.of(publications).data
     return Operation(frames.PUBLISH, body, frames.CONFIRM, _nothing, publishes=True)
 
 
@@ -172,13 +173,13 @@ def transaction(
         fields["parts"] = [[part.name, part.requests] for part in parts]
     # Publishing is what the broker refuses at times.
     publishes = bool(entries or parts)
-    body = _with_fields(fields, entries)
+    body = _with_fields(fields, FramedMessages(len(entries), b"".join(entries)))
     return Operation(frames.TX, body, frames.OK, _left, publishes=publishes)
 
 
-def _with_fields(fields: dict[str, object], entries: Sequence[bytes]) -> bytes:
+def _with_fields(fields: dict[str, object], messages: FramedMessages) -> bytes:
     packed = pack_fields(fields)
-    return b"".join((TX_HEAD.pack(len(packed), len(entries)), packed, *entries))
+    return b"".join((TX_HEAD.pack(len(packed), messages.count), packed, messages.data))
 
 
 def _left(body: bytes) -> int:
@@ -191,16 +192,19 @@ def _left(body: bytes) -> int:
 
 
 def stage(
-    producer: str, sequence: int, part: str, index: int, entries: Sequence[bytes]
+    producer: str,
+    sequence: int,
+    part: str,
+    index: int,
+    publications: Sequence[Publication] | FramedMessages,
 ) -> Operation[bool]:
     """Stage request ``index`` of a part for a transaction that somebody else will commit.
 
-    ``entries`` are messages as ``Publication.encode`` makes them. Returns once they are durable;
-    nobody gets them before that transaction is committed. A request may be repeated. False means
-    that it was committed already, and that nothing more can belong to it. Raises what publishing
-    raises, PreconditionFailed, OutOfSequence.
+    Returns once the messages are durable; nobody gets them before that transaction is committed. A
+    request may be repeated. False means that it was committed already, and that nothing more can
+    belong to it. Raises what publishing raises, PreconditionFailed, OutOfSequence.
     """
-    _check_count(len(entries), 1)
+    _check_count(len(publications), 1)
     fields: dict[str, object] = {
         "producer": producer,
         "sequence": sequence,
@@ -209,7 +213,7 @@ def stage(
     }
     return Operation(
         frames.STAGE,
-        _with_fields(fields, entries),
+        _with_fields(fields, FramedMessages.of(publications)),
         frames.OK,
         lambda body: not unpack(body).get("committed", False),
         publishes=True,

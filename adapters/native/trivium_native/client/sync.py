@@ -25,6 +25,7 @@ from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import ClientProtocol, Closed, Reply
 from trivium_native.client.url import ALPN, Target, cannot_connect, make_target
 from trivium_native.client.values import (
+    FramedMessages,
     Producer,
     Publication,
 )
@@ -128,7 +129,9 @@ class SyncClient(SyncRunner, Operations):
     # Publishing
 
     def publish(
-        self, publications: Sequence[Publication], producer: Producer | None = None
+        self,
+        publications: Sequence[Publication] | FramedMessages,
+        producer: Producer | None = None,
     ) -> None:
         """Publish in one request; returns once what must survive is durable.
 
@@ -139,7 +142,7 @@ class SyncClient(SyncRunner, Operations):
         if publications:
             self.run(operations.publish(publications, producer))
 
-    def publish_many(self, requests: Iterable[Sequence[Publication]]) -> None:
+    def publish_many(self, requests: Iterable[Sequence[Publication] | FramedMessages]) -> None:
         """Publish request after request without waiting for each; returns once all are durable.
 
         Raises the first error that a request met, after all that were sent are answered.
@@ -150,7 +153,7 @@ class SyncClient(SyncRunner, Operations):
             if not publications:
                 continue
             operation = operations.publish(publications)
-            waiting.append((self._start(operation), operation))
+            waiting.append((self.start(operation), operation))
             if len(waiting) >= _MAX_IN_FLIGHT:
                 failure = self._answered(waiting)
             if failure is not None:
@@ -163,7 +166,7 @@ class SyncClient(SyncRunner, Operations):
     def _answered(self, waiting: deque[tuple[int, Operation[None]]]) -> NativeError | None:
         correlation, operation = waiting.popleft()
         try:
-            self._finish(correlation, operation, self._timeout)
+            self.finish(correlation, operation)
         except NativeError as error:
             return error
         return None
@@ -185,20 +188,22 @@ class SyncClient(SyncRunner, Operations):
     # I/O
 
     def run(self, operation: Operation[T]) -> T:
-        return self._finish(self._start(operation), operation, self._timeout + operation.wait)
+        return self.finish(self.start(operation), operation)
 
-    def _start(self, operation: Operation[T]) -> int:
+    def start(self, operation: Operation[T]) -> int:
+        """Send a request, and wait for nothing; its number, by which ``finish`` knows it."""
         if self._error is not None:
             raise self._error
         correlation = self._protocol.send(operation)
         self._send()
         return correlation
 
-    def _finish(self, correlation: int, operation: Operation[T], timeout: float) -> T:
+    def finish(self, correlation: int, operation: Operation[T]) -> T:
+        """Wait for the answer to a request that was sent."""
         while correlation not in self._replies:
             if self._error is not None:
                 raise self._error
-            self._receive(timeout)
+            self._receive(self._timeout + operation.wait)
         reply = self._replies.pop(correlation)
         if reply.error is not None:
             raise reply.error

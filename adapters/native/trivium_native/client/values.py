@@ -63,6 +63,25 @@ class Publication:
 
 
 @dataclass(frozen=True, slots=True)
+class FramedMessages:
+    """Messages as PUBLISH frames them, behind one another, for who makes many at a time."""
+
+    count: int
+    data: bytes | memoryview = field(repr=False)
+
+    def __len__(self) -> int:
+        return self.count
+
+    @staticmethod
+    def of(publications: Sequence[Publication] | FramedMessages) -> FramedMessages:
+        """Messages framed, if they are not yet."""
+        if isinstance(publications, FramedMessages):
+            return publications
+        entries = [publication.encode() for publication in publications]
+        return FramedMessages(len(entries), b"".join(entries))
+
+
+@dataclass(frozen=True, slots=True)
 class Delivery:
     """A message that a ``pubsub`` or ``queue`` subscription got.
 

@@ -1,0 +1,8 @@
+"""Requests as values, for who keeps several under way: ``SyncClient.start`` and ``finish``."""
+
+from __future__ import annotations
+
+from trivium_native.client.group_operations import committed
+from trivium_native.client.operations import Operation, offset_for_timestamp, publish, stage
+
+__all__ = ["Operation", "committed", "offset_for_timestamp", "publish", "stage"]
