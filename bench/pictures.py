@@ -25,9 +25,9 @@ from interop.chromium import page
 from trivium.cli import make_parser
 from trivium.cli.control import find_api
 from trivium.cli.network import LOOPBACK
-from trivium.cli.serve import loop_factory
 from trivium.cli.status import look
 from trivium.cli.top import screen
+from trivium.runtime.server import loop_factory
 
 FOLDER: Final = REPOSITORY / "docs" / "pictures"
 #: Seconds for which the dashboard draws its lines, and between two looks of `trivium top`.

@@ -35,7 +35,7 @@ ORDER = {
     "trivium": (
         "errors", "common", "storage", "host", "messages", "routing", "idempotence", "queues",
         "streams", "groups", "vhost", "listen", "security", "config", "observability", "runtime",
-        "management", "cli", "__main__",
+        "management", "cli", "embedded", "testing", "pytest_plugin", "__main__",
     ),
     "trivium.storage": (
         "errors", "figures", "base", "files", "journal", "segments", "contents", "catalog",
@@ -55,6 +55,7 @@ LOOP_MODULES = {
     "trivium.runtime.driver",
     "trivium.runtime.fetching",
     "trivium.runtime.handshakes",
+    "trivium.runtime.inside",
     "trivium.runtime.listeners",
     "trivium.runtime.server",
     "trivium.runtime.sockets",
@@ -64,6 +65,7 @@ LOOP_MODULES = {
     "trivium.runtime.websocket",
     "trivium.observability.feeds",
     "trivium.observability.http",
+    "trivium.embedded",
     "trivium.cli.serve",
     "trivium.cli.service",
     "trivium.cli.doctor",
@@ -85,6 +87,7 @@ LOOP_MODULES = {
     "trivium_native.client.connection",
     "trivium_native.client.receiving",
     "trivium_native.client.sync",
+    "trivium_native.inside",
 }
 LOOP_IMPORTS = {"asyncio", "uvloop", "socket", "selectors", "aiohttp"}
 #: test module -> private attributes of something else that it sets or reads
@@ -214,6 +217,8 @@ PROTOCOL_WORDS_LEFT = {
     "trivium.management.compatible.health": {"amqp", "mqtt"},
     "trivium.management.compatible.password_hashes": {"rabbit"},
     "trivium.management.compatible.shown": {"amqp"},
+    # The fixtures are called after the protocols of their URLs.
+    "trivium.pytest_plugin": {"amqp", "mqtt", "native"},
     # Where tools for another broker look for the firehose.
     "trivium.vhost.predeclared": {"rabbit"},
     # The history of a dead letter is stored under this name, in this form.

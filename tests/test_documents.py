@@ -169,7 +169,8 @@ def wrong_modules(text: str) -> list[str]:
     return [
         found
         for found in re.findall(rf"(?<![\w./:@-])((?:{names})(?:\.\w+)+)(?![\w/])", text)
-        if found.split(".")[1] not in ("io", "toml", "adapters", "clients", "options", "imports")
+        if found.split(".")[1]
+        not in ("io", "toml", "adapters", "clients", "options", "imports", "inside")
         if not is_there(found)
     ]
 

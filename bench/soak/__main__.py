@@ -26,7 +26,7 @@ from bench.soak.site import Site
 from bench.soak.watchers import Browser, LiveFigures, Scrapes
 from bench.soak.works import Work, road_works
 from trivium.cli.bench import on_signals
-from trivium.cli.serve import loop_factory
+from trivium.runtime.server import loop_factory
 
 SECONDS: Final = 1800.0
 RATE: Final = 40.0

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.native.vectors import fields_of
-from tests.support.live import TIMEOUT, FakeBroker, running, running_broker
+from tests.support.live import TIMEOUT, FakeBroker, running, running_broker, running_inside
 from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, Properties
 from trivium.security.permissions import grants_of
 from trivium_native import connect, errors
@@ -24,8 +24,12 @@ from trivium_native.wire.frames import encode_frame, pack
 from trivium_native.wire.messages import MAX_MESSAGES
 
 
-@pytest.fixture(params=["memory", "disk"])
+@pytest.fixture(params=["memory", "disk", "inside"])
 async def client(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[Client]:
+    if request.param == "inside":
+        async with running_inside() as broker, asyncio.timeout(TIMEOUT), broker.client() as found:
+            yield found
+        return
     data = tmp_path / "data" if request.param == "disk" else None
     async with running(data) as url, asyncio.timeout(TIMEOUT), connect(url) as found:
         yield found

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -34,6 +34,16 @@ async def running_broker(
     )
     async with Broker(config) as broker:
         yield broker, f"trivium://{broker.listeners['native']}"
+
+
+@asynccontextmanager
+async def running_inside(
+    data: Path | None = None, users: Mapping[str, UserConfig] | None = None
+) -> AsyncIterator[Broker]:
+    """A broker without listeners."""
+    mode = StorageConfig(mode="memory") if data is None else StorageConfig(data=data)
+    async with Broker(Config(listen={}, storage=mode, users=users or {})) as broker:
+        yield broker
 
 
 class FakeBroker:

@@ -21,7 +21,7 @@ from trivium.cli.loads import HEAD, Load, Pace
 from trivium.cli.own_broker import OwnBroker
 from trivium.cli.progress import progress
 from trivium.cli.roads import OpenRoad, Plan
-from trivium.cli.serve import loop_factory
+from trivium.runtime.server import loop_factory
 
 GROUP: Final = "trivium.loads"
 #: Bytes of a payload at most: less than what brokers take by default.

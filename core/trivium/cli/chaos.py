@@ -28,7 +28,7 @@ from trivium.cli.loads import Load, Pace
 from trivium.cli.network import LOOPBACK, Network
 from trivium.cli.own_broker import OwnBroker
 from trivium.cli.roads import OpenRoad, Plan
-from trivium.cli.serve import loop_factory
+from trivium.runtime.server import loop_factory
 
 #: Bytes of a payload.
 SIZE: Final = 200

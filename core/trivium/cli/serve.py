@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import sys
-from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
@@ -26,6 +25,7 @@ from trivium.listen import CONTROL
 from trivium.observability.process import is_compiled
 from trivium.runtime.broker import Broker
 from trivium.runtime.logs import LogHandler
+from trivium.runtime.server import loop_factory
 from trivium.storage.errors import (
     StorageDamaged,
     StorageError,
@@ -142,15 +142,6 @@ def ready_line(broker: Broker) -> str:
     """What is printed once connections are accepted; programs that start the broker read it."""
     places = ready(broker)
     return " ".join(["trivium ready", *(f"{name}={place}" for name, place in places.items())])
-
-
-def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """What makes the loop: uvloop where there is one."""
-    try:
-        import uvloop
-    except ImportError:
-        return asyncio.new_event_loop
-    return uvloop.new_event_loop
 
 
 def _raise_file_limit() -> None:

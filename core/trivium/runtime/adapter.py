@@ -103,7 +103,7 @@ class Peer:
         came_at: int = 0,
         tls: object = None,
     ) -> None:
-        #: ``host:port``, or ``unix``
+        #: ``host:port``, ``unix``, or ``inside``
         self.address = address
         #: whether the peer is on this machine
         self.is_loopback = is_loopback

@@ -27,6 +27,7 @@ from trivium.security.granted import Granted
 from trivium.security.hash_queue import HashQueue, RunInPool
 from trivium.security.http_authenticator import HTTP, HttpAuthenticator, WebRules
 from trivium.security.identity import Identity
+from trivium.security.inside import Inside
 from trivium.security.password_files import PASSWORD_FILE, PasswordFiles
 from trivium.security.permissions import Permissions
 from trivium.security.scopes import read_aliases
@@ -102,7 +103,7 @@ class Authentication:
         self.declarers = AccessDeclarers(self.permissions, self._tags_of, self.users.is_stored)
         self._auth = auth
         self.api_keys = ApiKeys(self.users, now_ms, self._changed, events)
-        methods: list[Method] = [self.users, Certificates(self.users)]
+        methods: list[Method] = [self.users, Certificates(self.users), Inside(self.users)]
         if auth.password_files:
             paths = [Path(path) for path in auth.password_files]
             methods.append(PasswordFiles(paths, remembered, hashes, run_in_pool, self._changed))

@@ -11,7 +11,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mypy_extensions import mypyc_attr
 
@@ -37,10 +37,10 @@ from trivium.security.web import WebAnswer, WebRequest
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
 from trivium.streams.joining import RecoveredJoins
-from trivium.vhost.policies import Policy
 from trivium.vhost.virtual_host import VirtualHost
 
 if TYPE_CHECKING:
+    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
     from trivium.runtime.server import Server
@@ -186,7 +186,7 @@ class Broker(Host):
         self.logins.limits.open(storage.table("limits"))
         self.virtual_hosts.open()
         for vhost in self.vhosts.values():
-            self.set_configured_policies(vhost)
+            self.virtual_hosts.set_configured_policies(vhost)
         for adapter in adapters:
             self.adapters[adapter.name] = adapter
         for adapter in adapters:
@@ -195,17 +195,6 @@ class Broker(Host):
         user_deletion.go_on(self)
         EventMessages(self)
         self.end_turn()
-
-    def set_configured_policies(self, vhost: VirtualHost) -> None:
-        """Give a virtual host its policies of the configuration, as they stand there."""
-        for name, given in self.config.policies.items():
-            if given.vhost != vhost.name:
-                continue
-            policy = Policy(name, given.pattern, given.definition, given.apply_to, given.priority)
-            known = vhost.policies.get(name)
-            if known is None or known.declarer is not None or not known.is_same(policy):
-                vhost.set_policy(policy)
-                vhost.policy_walk.finish()
 
     def vhost(self, name: str) -> VirtualHost:
         """The virtual host called ``name``. Raises NotFound."""
@@ -238,6 +227,21 @@ class Broker(Host):
         """
         assert self.server is not None
         return await self.server.wait_failed()
+
+    def client(
+        self, *, vhost: str = "/", username: str | None = None, **settings: Any
+    ) -> AbstractAsyncContextManager[Any]:
+        """A client in this process, for the time of the block, on the broker's loop and without a
+        socket.
+
+        It is the client of the installed protocol that has one for it, with the same methods, and
+        ``settings`` are those of its ``connect``. With ``username`` it has the permissions of that
+        user, whose password is not asked; without, those of the broker's owner. Entering raises
+        the protocol's errors: for a user or virtual host that there is not, or a broker that has
+        stopped.
+        """
+        assert self.server is not None, "the broker has not started"
+        return self.server.client(vhost, username, settings)
 
     def reload(self) -> None:
         """Read the certificates of the listeners again; what is connected stays."""

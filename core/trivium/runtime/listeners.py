@@ -8,7 +8,7 @@ import resource
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from importlib import import_module
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
@@ -66,7 +66,8 @@ class Listeners:
     def __init__(self, server: Server) -> None:
         self._server = server
         self._broker = server.broker
-        self._listeners: list[asyncio.AbstractServer] = []
+        # By the name of the listener.
+        self._listeners: dict[str, list[asyncio.AbstractServer]] = {}
         self._http_listeners: list[asyncio.AbstractServer] = []
         self._http: list[HttpServer] = []
         self._certificates: list[Certificates] = []
@@ -78,27 +79,35 @@ class Listeners:
         # Whether they are to be read again once more.
         self._is_wanted = False
 
-    async def start(self, adapters: list[Adapter]) -> None:
+    async def start(self) -> None:
         """Listen as configured. Raises TriviumError where that is not possible."""
-        by_name = {adapter.name: adapter for adapter in adapters}
         for config in self._broker.config.all_listeners():
-            # What its files are is found out before anything is bound.
-            if config.protocol == HTTP:
-                take = await self._http_taker(config, adapters)
-                listeners = self._http_listeners
-            else:
-                take = self._taker(by_name[config.protocol], Listener(config))
-                listeners = self._listeners
-            for bound in self._sockets(config):
-                listeners.append(await self._listen(take, bound))
+            await self.add(config)
+
+    async def add(self, config: ListenerConfig) -> None:
+        """Have one more listener. Raises TriviumError where that is not possible."""
+        # What its files are is found out before anything is bound.
+        if config.protocol == HTTP:
+            take = await self._http_taker(config, list(self._broker.adapters.values()))
+            listeners = self._http_listeners
+        else:
+            take = self._taker(self._server.adapter(config.protocol), Listener(config))
+            listeners = self._listeners.setdefault(config.name, [])
+        for bound in self._sockets(config):
+            listeners.append(await self._listen(take, bound))
 
     def close(self) -> None:
         """Accept no more clients of a protocol."""
-        for listener in self._listeners:
-            listener.close()
+        for name in list(self._listeners):
+            self.remove(name)
         for path, inode in self._paths:
             remove_socket(path, inode)
         self._paths.clear()
+
+    def remove(self, name: str) -> None:
+        """Accept no more clients of one listener; those that are there stay."""
+        for listener in self._listeners.pop(name):
+            listener.close()
 
     def tick(self) -> None:
         """About once a second: certificates whose files have changed are read again."""
@@ -324,6 +333,11 @@ def connection_limit(configured: int) -> int:
     if allowed < configured:
         logger.debug("%d connections at most, by the limit of %d open files", allowed, files)
     return min(configured, allowed)
+
+
+def inside_client() -> EntryPoint | None:
+    """What connects clients of this process, by the name of their protocol; None for nothing."""
+    return next(iter(entry_points(group="trivium.inside")), None)
 
 
 def load_adapters(

@@ -5,18 +5,28 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import Final
+from collections.abc import Callable, Mapping
+from contextlib import AbstractAsyncContextManager
+from functools import partial
+from typing import Any, Final, cast
 
 from trivium.errors import ConfigError, InternalError, TriviumError
 from trivium.observability.span_exporter import SpanExporter
 from trivium.runtime import fetching
-from trivium.runtime.adapter import Adapter
+from trivium.runtime.adapter import Adapter, Listener
 from trivium.runtime.admission import Admission
 from trivium.runtime.auditing import Auditing
 from trivium.runtime.broker import Broker
 from trivium.runtime.driver import LoopDriver
 from trivium.runtime.handshakes import Handshakes
-from trivium.runtime.listeners import Listeners, connection_limit, load_adapters, load_http
+from trivium.runtime.inside import InsideTransport, inside_listener, join
+from trivium.runtime.listeners import (
+    Listeners,
+    connection_limit,
+    inside_client,
+    load_adapters,
+    load_http,
+)
 from trivium.runtime.sockets import SocketDriver
 from trivium.runtime.tracing import MessageTracer
 from trivium.storage.base import Storage
@@ -32,6 +42,19 @@ TICK_SECONDS: Final = 1.0
 STOP_SECONDS: Final = 2.0
 
 
+def loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """What makes the loop: uvloop where there is one."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+class ServerStopped(TriviumError):
+    """The broker does not run any more."""
+
+
 class Server:
     """Runs a broker on the running event loop."""
 
@@ -45,7 +68,8 @@ class Server:
         #: all that are open, those among them whose connection is over
         self.sockets: set[SocketDriver] = set()
         self.driver = LoopDriver(self)
-        self._listeners = Listeners(self)
+        #: where it accepts clients
+        self.listeners = Listeners(self)
         self._auditing = Auditing(broker)
         #: sends spans to a collector; None where none is configured
         self.spans: SpanExporter | None = None
@@ -58,7 +82,12 @@ class Server:
         """Recover, then listen. Raises TriviumError or OSError when that is not possible."""
         broker = self.broker
         listeners = broker.config.all_listeners()
-        adapters = load_adapters(listeners, broker.config.protocols)
+        needed = list(listeners)
+        inside = inside_client()
+        if inside is not None and broker.config.storage.mode == "disk":
+            # What its clients have published is read from the start on.
+            needed.append(inside_listener(inside.name))
+        adapters = load_adapters(needed, broker.config.protocols)
         load_http(listeners)
         if broker.config.jwt.jwks_url or broker.config.http_auth.url:
             fetching.prepare()
@@ -77,7 +106,7 @@ class Server:
         self._auditing.start()
         try:
             self.driver.call(self.watch)
-            await self._listeners.start(adapters)
+            await self.listeners.start()
         except BaseException:
             await self.stop()
             raise
@@ -136,7 +165,7 @@ class Server:
             if timer is not None:
                 timer.cancel()
         self.driver.cancel()
-        self._listeners.close()
+        self.listeners.close()
         self.handshakes.abort()
         self.driver.call(self._shut_down_connections)
         self.driver.end_turn()
@@ -150,7 +179,7 @@ class Server:
         await asyncio.sleep(0)
         try:
             await self.driver.stop_fetching()
-            await self._listeners.stop_http()
+            await self.listeners.stop_http()
         finally:
             await self._close_storage()
             await self._loop.run_in_executor(None, self._auditing.stop)
@@ -181,6 +210,45 @@ class Server:
         """Wait for ``failed``, as ``Broker.wait_failed``. Cancelling leaves ``failed`` as it is."""
         return await asyncio.shield(self.failed)
 
+    # Clients of this process
+
+    def adapter(self, protocol: str) -> Adapter:
+        """The adapter of a protocol, begun where it was not needed so far. Raises ConfigError."""
+        broker = self.broker
+        found = broker.adapters.get(protocol)
+        if found is None:
+            needed = [inside_listener(protocol)]
+            (found,) = adapters = load_adapters(needed, broker.config.protocols)
+            broker.adapters.update((adapter.name, adapter) for adapter in adapters)
+            self.driver.call(partial(found.start, broker))
+            self.driver.watch_turns()
+        return found
+
+    def client(
+        self, vhost: str, username: str | None, settings: Mapping[str, Any]
+    ) -> AbstractAsyncContextManager[Any]:
+        """As ``Broker.client``."""
+        entry = inside_client()
+        if entry is None:
+            raise ConfigError("no installed protocol has a client for this process")
+        make = entry.load()
+        made: AbstractAsyncContextManager[Any] = make(
+            self.broker, vhost=vhost, username=username, **settings
+        )
+        return made
+
+    def connect(self, protocol: str, client: asyncio.Protocol) -> InsideTransport:
+        """Connect a client of this process; its transport. Raises ServerStopped."""
+        if asyncio.get_running_loop() is not self._loop:
+            raise RuntimeError("the broker runs on another event loop")
+        if self.broker.is_stopping:
+            raise ServerStopped("the broker has stopped")
+        listener = Listener(inside_listener(protocol))
+        driver = SocketDriver(self, self.adapter(protocol), listener, False)
+        return join(client, cast("asyncio.Protocol", driver))
+
+    # Sockets
+
     def socket_gone(self, driver: SocketDriver) -> None:
         """A socket is closed; ``stop`` waits for the last one."""
         self.sockets.discard(driver)
@@ -210,7 +278,7 @@ class Server:
         logger.critical("the broker stops: %s", error, exc_info=trace)
         self.failed.set_result(error)
         self.broker.is_stopping = True
-        self._listeners.close()
+        self.listeners.close()
         self.handshakes.abort()
         for connection in list(self.broker.connections):
             connection.is_closed = True
@@ -219,7 +287,7 @@ class Server:
 
     def reload(self) -> None:
         """Read the certificates, changed or not, and open the audit log again."""
-        self.driver.call(self._listeners.reload)
+        self.driver.call(self.listeners.reload)
         self._auditing.reload()
 
     @property
@@ -236,6 +304,6 @@ class Server:
         """Look at time-outs, now and each second."""
         self.broker.tick(self._loop.time())
         self.admission.tick()
-        self._listeners.tick()
+        self.listeners.tick()
         self._auditing.tick()
         self._ticker = self.driver.call_later(TICK_SECONDS, self.tick)

@@ -27,6 +27,8 @@ WRITE_LOW_WATER: Final = 64 * 1024
 
 #: What layers add to what is known of a connection.
 CAME_AT: Final = "came_at"
+#: What a transport is asked that comes from no network: where it comes from.
+PLACE: Final = "place"
 
 #: Seconds that a peer gets to take its last answer and to close its socket as well.
 DRAIN_SECONDS: Final = 10.0
@@ -39,9 +41,11 @@ def host_of(transport: asyncio.BaseTransport) -> str:
 
 
 def address_of(transport: asyncio.BaseTransport) -> str:
-    """The address of the peer with its port, or `unix`."""
+    """The address of the peer with its port, `unix`, or `inside`."""
     name = transport.get_extra_info("peername")
-    return join_address(name[0], name[1]) if isinstance(name, tuple) else "unix"
+    if isinstance(name, tuple):
+        return join_address(name[0], name[1])
+    return str(transport.get_extra_info(PLACE) or "unix")
 
 
 def came_at(transport: asyncio.BaseTransport) -> int:
@@ -218,6 +222,8 @@ class SocketDriver:
             return 0
         waiting = array("i", (0,))
         raw = transport.get_extra_info("socket")
+        if raw is None:
+            return transport.get_write_buffer_size()
         try:
             fcntl.ioctl(raw.fileno(), termios.TIOCOUTQ, waiting)
         except OSError:

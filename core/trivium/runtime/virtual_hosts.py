@@ -15,6 +15,7 @@ from trivium.common.quotas import VHOST
 from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
 from trivium.runtime.firehose import Firehose
 from trivium.runtime.vhost_deletion import VhostDeletion
+from trivium.vhost.policies import Policy
 from trivium.vhost.settings import VirtualHostSettings, check_vhost_name, settings_of_row
 from trivium.vhost.virtual_host import VirtualHost
 
@@ -118,6 +119,17 @@ class VirtualHosts:
         self._broker.storage.table("vhosts").put(name.encode(), found.settings.row())
         return found
 
+    def set_configured_policies(self, vhost: VirtualHost) -> None:
+        """Give a virtual host its policies of the configuration, as they stand there."""
+        for name, given in self._broker.config.policies.items():
+            if given.vhost != vhost.name:
+                continue
+            policy = Policy(name, given.pattern, given.definition, given.apply_to, given.priority)
+            known = vhost.policies.get(name)
+            if known is None or known.declarer is not None or not known.is_same(policy):
+                vhost.set_policy(policy)
+                vhost.policy_walk.finish()
+
     def set_tracing(self, name: str, is_on: bool) -> None:
         """Switch the firehose of a virtual host on or off. Raises NotFound."""
         found = self.get(name)
@@ -176,6 +188,6 @@ class VirtualHosts:
         deletion = self._leaving.pop(name)
         if name in self._configured:
             # Since a start that found it on its way out.
-            self._broker.set_configured_policies(self.declare(name))
+            self.set_configured_policies(self.declare(name))
         for done in deletion.waiting:
             done()

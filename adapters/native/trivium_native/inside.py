@@ -1,0 +1,73 @@
+"""Clients in the broker's own process: ``Broker.client``, the client for asyncio without a socket.
+
+Both sides of the protocol are those that sockets have between them. So what a client is promised
+and what it may do is the same, and so are its methods.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from trivium.runtime.broker import Broker
+from trivium.runtime.server import ServerStopped
+from trivium_native.client.client import CONNECT_TIMEOUT, DEFAULT_IN_FLIGHT, Client
+from trivium_native.client.connection import WRITE_HIGH_WATER, ClientConnection
+from trivium_native.client.protocol import ClientProtocol
+from trivium_native.client.url import Target
+from trivium_native.wire.errors import ConnectionFailed, TimedOut
+
+
+class InsideConnection(ClientConnection):
+    """A connection to a broker of this process."""
+
+    def __init__(self, broker: Broker, target: Target, name: str) -> None:
+        super().__init__(ClientProtocol(target, name=name))
+        self._broker = broker
+
+    async def open(self, target: Target) -> None:
+        server = self._broker.server
+        assert server is not None, "the broker has not started"
+        try:
+            self.transport = server.connect("native", self)
+        except ServerStopped as error:
+            raise ConnectionFailed(str(error)) from None
+        self.transport.set_write_buffer_limits(WRITE_HIGH_WATER)
+        self.protocol.start()
+        self._flush()
+        await self._ready
+
+
+@asynccontextmanager
+async def connect(
+    broker: Broker,
+    *,
+    vhost: str = "/",
+    username: str | None = None,
+    name: str = "",
+    window: int = DEFAULT_IN_FLIGHT,
+    timeout: float = CONNECT_TIMEOUT,
+) -> AsyncIterator[Client]:
+    """A client of a broker that runs on this event loop, closed at the end of the block.
+
+    With ``username`` it has that user's permissions, without the owner's. ``window`` is how many
+    publish requests may be in flight. Raises ConnectionFailed for a broker that has stopped,
+    AuthenticationFailed, AccessRefused, NotFound (vhost), TimedOut.
+    """
+    target = Target("", vhost=vhost, username=username)
+    connection = InsideConnection(broker, target, name)
+    try:
+        async with asyncio.timeout(timeout):
+            await connection.open(target)
+    except TimeoutError:
+        error = TimedOut("no answer from the broker in time")
+        connection.fail(error)
+        raise error from None
+    except BaseException:
+        connection.fail(ConnectionFailed("connecting was given up"))
+        raise
+    try:
+        yield Client(connection, window)
+    finally:
+        await connection.close()
