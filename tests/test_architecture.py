@@ -35,7 +35,7 @@ ORDER = {
     "trivium": (
         "errors", "common", "storage", "host", "messages", "routing", "idempotence", "queues",
         "streams", "groups", "vhost", "listen", "security", "config", "observability", "runtime",
-        "management", "cli", "embedded", "testing", "pytest_plugin", "__main__",
+        "management", "cli", "embedded", "testing", "pytest_plugin", "logging", "__main__",
     ),
     "trivium.storage": (
         "errors", "figures", "base", "files", "journal", "segments", "contents", "catalog",
@@ -66,6 +66,7 @@ LOOP_MODULES = {
     "trivium.observability.feeds",
     "trivium.observability.http",
     "trivium.embedded",
+    "trivium.logging",
     "trivium.cli.serve",
     "trivium.cli.service",
     "trivium.cli.doctor",

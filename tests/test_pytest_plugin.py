@@ -17,6 +17,8 @@ import aiomqtt
 import pika
 import pytest
 from _pytest.assertion.rewrite import AssertionRewritingHook
+from celery import Celery
+from celery.contrib.testing.worker import start_worker
 from paho.mqtt import client as paho
 from paho.mqtt.enums import CallbackAPIVersion
 
@@ -44,7 +46,7 @@ def paho_client(url: str) -> tuple[paho.Client, queue.Queue[tuple[str, bytes]]]:
     got: queue.Queue[tuple[str, bytes]] = queue.Queue()
     subscribed: queue.Queue[int] = queue.Queue()
     client = paho.Client(CallbackAPIVersion.VERSION2)
-    client.on_message = lambda _, __, message: got.put((message.topic, message.payload))
+    client.on_message = lambda _, __, message: got.put((message.topic, bytes(message.payload)))
     client.on_connect = lambda client, *_: client.subscribe("#", 1)
     client.on_subscribe = lambda *_: subscribed.put(1)
     client.connect(*address(url))
@@ -77,8 +79,10 @@ def test_pika(amqp_url: str) -> None:
     channel = connection.channel()
     channel.queue_declare("q")
     channel.basic_publish("", "q", b"1")
-    (method, _, body) = next(channel.consume("q", inactivity_timeout=PATIENCE))
+    method, _, body = next(channel.consume("q", inactivity_timeout=PATIENCE))
     assert body == b"1"
+    assert method is not None
+    assert method.delivery_tag is not None
     channel.basic_ack(method.delivery_tag)
     connection.close()
 
@@ -251,3 +255,17 @@ def test_assertions_of_the_broker_are_not_rewritten(
     pytest_plugin.pytest_load_initial_conftests(cast("pytest.Config", config))
     assert hook.find_spec("trivium_of_nobody") is None
     assert hook.find_spec("of_nobody") is not None
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_celery(amqp_url: str) -> None:
+    app = Celery("app", broker=amqp_url, backend="rpc://")
+    app.conf.broker_heartbeat = 0
+
+    @app.task  # type: ignore[untyped-decorator]
+    def double(number: int) -> int:
+        return 2 * number
+
+    with start_worker(app, perform_ping_check=False, shutdown_timeout=PATIENCE):
+        assert double.delay(4).get(timeout=PATIENCE) == 8
+    app.close()

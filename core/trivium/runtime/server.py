@@ -60,8 +60,8 @@ class Server:
 
     def __init__(self, broker: Broker) -> None:
         self.broker = broker
-        self._loop = asyncio.get_running_loop()
-        self.failed: asyncio.Future[StorageError | InternalError] = self._loop.create_future()
+        self.loop = asyncio.get_running_loop()
+        self.failed: asyncio.Future[StorageError | InternalError] = self.loop.create_future()
         limits = broker.config.limits
         self.admission = Admission(limits, connection_limit(limits.max_connections))
         self.handshakes = Handshakes(limits.max_handshakes)
@@ -99,7 +99,7 @@ class Server:
             # Nothing of it becomes durable: it is done by halves.
             self.driver.cancel()
             self.driver.is_over = True
-            await self._loop.run_in_executor(None, self._storage.withdraw)
+            await self.loop.run_in_executor(None, self._storage.withdraw)
             self._auditing.stop()
             await self._stop_tracing()
             raise
@@ -123,7 +123,7 @@ class Server:
 
     async def _stop_tracing(self) -> None:
         if self.spans is not None:
-            await self._loop.run_in_executor(None, self.spans.close)
+            await self.loop.run_in_executor(None, self.spans.close)
 
     def _open(self, storage: Storage, adapters: list[Adapter]) -> None:
         """Recover. Raises InternalError, and TriviumError that says what is wrong."""
@@ -182,7 +182,7 @@ class Server:
             await self.listeners.stop_http()
         finally:
             await self._close_storage()
-            await self._loop.run_in_executor(None, self._auditing.stop)
+            await self.loop.run_in_executor(None, self._auditing.stop)
             await self._stop_tracing()
         if self.failed.done() and not had_failed:
             raise self.failed.result()
@@ -198,7 +198,7 @@ class Server:
         self.driver.end_turn()
         self.driver.is_over = True
         try:
-            await self._loop.run_in_executor(None, self._storage.close)
+            await self.loop.run_in_executor(None, self._storage.close)
         except StorageError:
             # Said when it happened; what matters here is that the directory is released.
             if not self.failed.done():
@@ -239,7 +239,7 @@ class Server:
 
     def connect(self, protocol: str, client: asyncio.Protocol) -> InsideTransport:
         """Connect a client of this process; its transport. Raises ServerStopped."""
-        if asyncio.get_running_loop() is not self._loop:
+        if asyncio.get_running_loop() is not self.loop:
             raise RuntimeError("the broker runs on another event loop")
         if self.broker.is_stopping:
             raise ServerStopped("the broker has stopped")
@@ -302,7 +302,7 @@ class Server:
 
     def tick(self) -> None:
         """Look at time-outs, now and each second."""
-        self.broker.tick(self._loop.time())
+        self.broker.tick(self.loop.time())
         self.admission.tick()
         self.listeners.tick()
         self._auditing.tick()
