@@ -18,6 +18,7 @@ from trivium.config import StorageConfig
 from trivium.embedded import EmbeddedBroker
 from trivium.errors import TriviumError
 from trivium.runtime.broker import Broker
+from trivium.runtime.server import Server
 from trivium.storage.errors import StorageFailed, StorageLocked
 from trivium_native import errors
 from trivium_native.sync import connect
@@ -61,7 +62,7 @@ def test_it_listens_once_it_has_started_until_it_is_stopped() -> None:
 
 @pytest.mark.parametrize("mode", ["memory", "disk"])
 def test_nothing_is_left_of_one_that_was_stopped(mode: str, tmp_path: Path) -> None:
-    def run() -> weakref.ref[Broker]:
+    def run() -> weakref.ref[Server]:
         listen = {name: Listen(0) for name in ("mqtt", "amqp", "native", "http")}
         storage = MEMORY if mode == "memory" else StorageConfig(data=tmp_path / "data")
         with embedded.start(Config(listen=listen, storage=storage)) as broker:
@@ -70,15 +71,17 @@ def test_nothing_is_left_of_one_that_was_stopped(mode: str, tmp_path: Path) -> N
                 assert next(messages).payload == b"1"
             with connect(f"trivium://{broker.listeners['native']}") as far:
                 far.declare_queue("q")
-            return weakref.ref(broker.broker)
+            server = broker.broker.server
+            assert server is not None
+            return weakref.ref(server)
 
     run()
     threads, files = set(threading.enumerate()), open_files()
-    broker = run()
+    server = run()
     assert set(threading.enumerate()) == threads
     assert open_files() == files
     gc.collect()
-    assert broker() is None
+    assert server() is None
 
 
 def test_what_prevents_a_start_is_raised_to_who_starts(tmp_path: Path) -> None:
