@@ -6,6 +6,7 @@ import contextlib
 import os
 import re
 import shlex
+import shutil
 import socket
 import subprocess
 import sys
@@ -486,6 +487,52 @@ def test_a_shell_completes_names_as_it_must_quote_them(
     assert completed(broker, script, "trivium", "queue", "show", *nobody, "sa") == [""]
     for name in ("say", "say it", "say$1", "x\ny", "hay"):
         commands.done("queue", "delete", "--yes", "--", name)
+
+
+def test_names_are_completed_from_as_many_as_there_are(
+    broker: Running,
+    commands: Commands,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(completion, "PAGE_SIZE", 2)
+    monkeypatch.setattr(completion, "MOST", 3)
+    names = ["a-zed", "b-zed", "c-zed", "zed-1", "zed-2"]
+    for name in names:
+        commands.done("queue", "create", name)
+    place = ("--url", f"unix:{broker.data}/control.sock")
+    for prefix, expected in (("zed", names[3:]), ("", 3)):
+        assert main(["completion", "names", "queue", "--prefix", prefix, *place]) == EXIT_OK
+        found = capsys.readouterr().out.splitlines()
+        assert expected in (found, len(found))
+    for name in names:
+        commands.done("queue", "delete", "--yes", name)
+
+
+@pytest.mark.skipif(shutil.which("zsh") is None, reason="zsh is missing")
+def test_zsh_asks_for_names_with_what_is_typed(
+    broker: Running, commands: Commands, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["completion", "zsh"]) == EXIT_OK
+    preamble = capsys.readouterr().out.partition("_trivium_names() {")
+    script = "_trivium_names() {" + preamble[2].partition("\n}\n")[0] + "\n}\n"
+    for name in ("say it", "hay"):
+        commands.done("queue", "create", name)
+    asked = (
+        f"{script}\ncompadd() {{ shift; print -rl -- $@ }}\n"
+        "words=(trivium queue purge 'say\\ '); CURRENT=4; PREFIX='say\\ '; _trivium_names queue"
+    )
+    environment = {
+        **os.environ,
+        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
+        "TRIVIUM_URL": f"unix:{broker.data}/control.sock",
+    }
+    result = subprocess.run(
+        ["zsh", "-f", "-c", asked], capture_output=True, text=True, timeout=60, env=environment
+    )
+    assert (result.stdout, result.stderr) == ("say it\n", "")
+    for name in ("say it", "hay"):
+        commands.done("queue", "delete", "--yes", name)
 
 
 def test_names_are_not_waited_for(

@@ -15,9 +15,11 @@ from trivium.cli import EXIT_OK, NOUNS, make_parser
 from trivium.cli.clients import ClientError, UsageError
 from trivium.cli.control import find_api, segment
 
-#: Time until the broker has answered, or nothing is completed.
+#: Time until the broker has answered: what it has told by then is completed.
 SECONDS: Final = 1.0
+#: Names that are completed, and items of a list that are asked for at once.
 MOST: Final = 100
+PAGE_SIZE: Final = 500
 NAMES: Final = "names"
 
 #: Where the names of what an argument or option is for are: the list, and its field.
@@ -73,6 +75,7 @@ _trivium_names() {
       --data | --config | --url | --vhost) place+=("${words[at]}" "${(Q)words[at + 1]}") ;;
     esac
   done
+  place+=(--prefix "${(Q)PREFIX}")
   local found=("${(@f)$(trivium completion names "$kind" "${place[@]}" 2>/dev/null)}")
   compadd -- "${found[@]:#}"
 }
@@ -131,22 +134,34 @@ def _names(options: argparse.Namespace) -> Iterator[str]:
     """Names that begin with the word so far; none where the broker does not answer at once."""
     if options.kind not in KINDS:
         return
-    path, field = KINDS[options.kind]
-    path = path.format(vhost=segment(options.vhost or "/"))
-    query = {"page": "1", "page_size": str(MOST), "name": options.prefix[:128]}
+    found: list[str] = []
     signal.signal(signal.SIGALRM, _give_up)
     signal.setitimer(signal.ITIMER_REAL, SECONDS)
     try:
-        items: list[dict[str, Any]] = find_api(options).ask("GET", path, query)["items"]
+        for name in _listed(options):
+            # What is no text of one line cannot stand on a line of a shell.
+            if name.startswith(options.prefix) and name.isprintable():
+                found.append(name)
+            if len(found) >= MOST:
+                break
     except (ClientError, UsageError, TimeoutError):
-        return
+        pass
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-    for item in items:
-        name = str(item[field])
-        # What is no text of one line cannot stand on a line of a shell.
-        if name.startswith(options.prefix) and name.isprintable():
-            yield name
+    yield from found
+
+
+def _listed(options: argparse.Namespace) -> Iterator[str]:
+    """All names that have the word in them, wherever: pages of them, one after another."""
+    path, field = KINDS[options.kind]
+    path = path.format(vhost=segment(options.vhost or "/"))
+    api = find_api(options)
+    page, last = 1, 1
+    while page <= last:
+        query = {"page": str(page), "page_size": str(PAGE_SIZE), "name": options.prefix[:128]}
+        answer: dict[str, Any] = api.ask("GET", path, query)
+        yield from (str(item[field]) for item in answer["items"])
+        page, last = page + 1, answer["page_count"]
 
 
 def _give_up(number: int, frame: object) -> None:
