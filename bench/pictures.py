@@ -90,7 +90,7 @@ def _draw_dashboard(url: str, folder: Path) -> None:
         for scheme in ("light", "dark"):
             tab.look(*SIZE, scheme)
             tab.run("new Promise((done) => setTimeout(done, 1500))")
-            tab.picture(folder / f"dashboard-{scheme}.png")
+            tab.picture(folder / f"dashboard-{scheme}.webp")
 
 
 def main() -> int:

@@ -374,6 +374,18 @@ def test_what_was_wrong_on_a_page_and_its_windows_go_with_it(site: Dashboard) ->
     assert tab.run("document.activeElement.id") == "main"
 
 
+def test_what_is_shown_anew_leaves_the_focus_where_it_is(site: Dashboard) -> None:
+    tab = site.page
+    site.sign_in()
+    link = (
+        "[...document.querySelectorAll('tbody a')].find((each) => each.textContent === 'billing')"
+    )
+    site.visit("streams", "/", STREAMS[0], waits_for=link)
+    tab.run(f"(window.before = {link}).focus()")
+    tab.wait("!window.before.isConnected")
+    assert tab.run("document.activeElement.textContent") == "billing"
+
+
 def test_no_figure_stands_alone_in_its_row(site: Dashboard) -> None:
     tab = site.page
     site.sign_in()

@@ -43,7 +43,8 @@ def test_answers_are_what_the_document_says(tmp_path: Path) -> None:
                 f"http://{LOOPBACK}:{broker.ports['http']}/api/v1/openapi.json",
                 *("--auth", "root:p", "--exclude-checks", UNCHECKED, "--seed", SEED),
                 *("--phases", "fuzzing,stateful"),
-                *("--max-examples", "3", "--max-time", str(SECONDS), "--workers", "2"),
+                # Of several threads that build syntax trees CPython 3.11 fails one (gh-106905).
+                *("--max-examples", "3", "--max-time", str(SECONDS), "--workers", "1"),
                 *("--continue-on-failure", "--no-shrink", "--warnings", "off", "--no-color"),
                 *("--exclude-path-regex", SLOW, "--request-timeout", "40"),
             ],

@@ -365,6 +365,11 @@ async def test_what_the_caller_may_not_do_is_refused() -> None:
         site = Site(broker, client)
         assert await site.ask("PUT", "queues/%2F/mine", {}, "narrow") == (201, None)
         await site.put("queues/%2F/theirs")
+        await site.put("exchanges/%2F/theirs", {"type": "direct"})
+        direct = {"type": "direct"}
+        assert await site.ask("PUT", "exchanges/%2F/mine", direct, "narrow") == (201, None)
+        bound = await site.ask("POST", "bindings/%2F/e/mine/q/theirs", {"routing_key": "k"})
+        assert bound[0] == 201
         message = {
             "routing_key": "x",
             "payload": "x",
@@ -378,7 +383,11 @@ async def test_what_the_caller_may_not_do_is_refused() -> None:
             ("DELETE", "queues/%2F/theirs/contents", None),
             ("POST", "queues/%2F/theirs/get", got),
             ("POST", "exchanges/%2F/amq.direct/publish", message),
-            ("PUT", "exchanges/%2F/theirs", {"type": "direct"}),
+            ("PUT", "exchanges/%2F/theirs2", {"type": "direct"}),
+            ("DELETE", "exchanges/%2F/theirs", None),
+            ("POST", "bindings/%2F/e/mine/q/theirs", {"routing_key": "other"}),
+            ("POST", "bindings/%2F/e/mine/e/theirs", {"routing_key": "other"}),
+            ("DELETE", "bindings/%2F/e/mine/q/theirs/k", None),
             ("POST", "bindings/%2F/e/amq.direct/q/mine", {"routing_key": "k"}),
             ("POST", "bindings/%2F/e/amq.trivium.event/q/mine", {"routing_key": "#"}),
         ):

@@ -134,6 +134,35 @@ async def test_how_far_a_group_is_knows_who_may_read_it_and_its_streams(tmp_path
         assert [each["stream"] for each in found["items"]] == ["ours", "theirs"]
 
 
+async def test_a_group_is_reset_and_deleted_by_who_may(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        vhost = site.broker.vhost("/")
+        for name in ("ours", "theirs"):
+            await site.ask("PUT", f"vhosts/%2F/streams/{name}", json={"partitions": 1})
+            vhost.groups.commit("g", vhost.stream(name), [(0, 0)])
+        await site.ask("PUT", "users/new", json={"password": "p", "tags": ["management"]})
+        path = "vhosts/%2F/groups/g"
+
+        async def permit(configure: str, read: str) -> None:
+            patterns = {"configure": configure, "write": "", "read": read}
+            await site.ask("PUT", "users/new/permissions/%2F", json=patterns)
+
+        async def reset(*streams: str) -> int:
+            places = [{"stream": each, "partition": 0, "offset": 0} for each in streams]
+            body = {"positions": places}
+            return (await site.ask("PUT", path + "/offsets", "new", json=body))[0]
+
+        await permit(".*", "^ours$")
+        assert await reset("ours") == 403
+        await permit(".*", "^g$")
+        assert await reset("ours") == 403
+        await permit("^ours$", "^(ours|g)$")
+        assert (await reset("ours"), await reset("ours", "theirs")) == (204, 403)
+        assert (await site.ask("DELETE", path, "new"))[0] == 403
+        await permit("^g$", "")
+        assert (await site.ask("DELETE", path, "new"))[0] == 204
+
+
 async def test_a_group_goes_on_at_the_same_place_of_all_that_it_reads(tmp_path: Path) -> None:
     async with serve(tmp_path, protocols=["native"]) as site:
         path = "vhosts/%2F/groups/g/offsets"

@@ -373,6 +373,10 @@ async def test_all_is_there_behind_the_prefix_as_well(tmp_path: Path) -> None:
         browser = Browser(site)
         assert await browser.sign_in(authorization("root")) == 201
         assert "; Path=/tools/broker/;" in browser.set_cookie
+        assert "Secure" not in browser.set_cookie
+        forwarded = {**authorization("root"), "X-Forwarded-Proto": "https"}
+        assert await browser.sign_in(forwarded) == 201
+        assert browser.set_cookie.endswith("; Secure")
         place = "tools/broker"
         for path in ("", "health/live", "api/v1/whoami", "api/whoami", "metrics"):
             headers = OWN if path.startswith("api/v1") else authorization("root")
