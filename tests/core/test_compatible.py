@@ -390,9 +390,19 @@ async def test_what_the_caller_may_not_do_is_refused() -> None:
             ("DELETE", "bindings/%2F/e/mine/q/theirs/k", None),
             ("POST", "bindings/%2F/e/amq.direct/q/mine", {"routing_key": "k"}),
             ("POST", "bindings/%2F/e/amq.trivium.event/q/mine", {"routing_key": "#"}),
+            ("GET", "connections/username/administrator", None),
         ):
             status, found = await site.ask(method, path, body, "narrow")
             assert (status, found["error"]) == (401, "not_authorised"), path
+
+
+async def test_the_name_of_the_broker_is_for_administrators_by_each_path() -> None:
+    async with serve() as site:
+        for method, body in (("PUT", {"value": "x"}), ("DELETE", None)):
+            status, _ = await site.ask(
+                method, "global-parameters/cluster_name", body, "policymaker"
+            )
+            assert status == 401
 
 
 @pytest.mark.parametrize("kind", ["exchanges", "queues"])

@@ -134,6 +134,56 @@ async def test_how_far_a_group_is_knows_who_may_read_it_and_its_streams(tmp_path
         assert [each["stream"] for each in found["items"]] == ["ours", "theirs"]
 
 
+async def test_what_the_caller_may_not_do_is_refused(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        for things, body in (("queues", {}), ("streams", {}), ("exchanges", {"type": "direct"})):
+            await site.ask("PUT", f"vhosts/%2F/{things}/their-{things}", json=body)
+        await site.ask("PUT", "users/new", json={"password": "p", "tags": ["management"]})
+        patterns = {"configure": "^mine", "write": "^mine|^amq.topic$", "read": "^mine"}
+        await site.ask("PUT", "users/new/permissions/%2F", json=patterns)
+        topics = {"write": "^a", "read": ""}
+        await site.ask("PUT", "users/new/topic-permissions/%2F/amq.topic", json=topics)
+        retain(site.broker, b"b", b"x")
+
+        async def status(method: str, path: str, user: str = "new", **options: Any) -> int:
+            return (await site.ask(method, f"vhosts/%2F/{path}", user, **options))[0]
+
+        assert await status("PUT", "exchanges/mine", json={"type": "direct"}) == 201
+        assert await status("PUT", "queues/mine", json={}) == 201
+        binding = {"source": "mine", "destination": "their-queues", "key": "k"}
+        assert await status("POST", "bindings", "root", json=binding) == 201
+        message = {"messages": [{"key": "b", "payload": "x"}]}
+        raw = {"data": b"x", "headers": {"Content-Type": "application/octet-stream"}}
+        for method, path, options in (
+            ("DELETE", "queues/their-queues", {}),
+            ("DELETE", "queues/their-queues/contents", {}),
+            ("DELETE", "streams/their-streams", {}),
+            ("DELETE", "exchanges/their-exchanges", {}),
+            ("PUT", "queues/new", {"json": {}}),
+            ("PUT", "streams/new", {"json": {}}),
+            ("PUT", "exchanges/new", {"json": {"type": "direct"}}),
+            ("POST", "bindings", {"json": {**binding, "key": "other"}}),
+            ("POST", "bindings", {"json": {**binding, "source": "amq.direct"}}),
+            ("POST", "bindings/delete", {"json": binding}),
+            ("DELETE", "retained/b", {}),
+            ("GET", "retained/b", {}),
+            ("POST", "exchanges/amq.topic/messages", {"json": message}),
+            ("POST", "exchanges/amq.topic/messages/raw?key=b", raw),
+            ("POST", "exchanges/their-exchanges/messages", {"json": message}),
+            ("POST", "queues/their-queues/leases", {"json": {}}),
+            ("GET", "queues/their-queues/messages", {}),
+        ):
+            assert await status(method, path, **options) == 403, (method, path)
+
+
+async def test_a_name_is_as_long_on_the_line_as_it_may_be(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        # Each character is 12 bytes there.
+        longest = quote("\U0010ffff" * 1023) + "/"
+        path = f"vhosts/%2F/retained-levels?prefix={longest}&after={longest}"
+        assert (await site.ask("GET", path))[0] == 200
+
+
 async def test_a_group_is_reset_and_deleted_by_who_may(tmp_path: Path) -> None:
     async with serve(tmp_path) as site:
         vhost = site.broker.vhost("/")

@@ -67,6 +67,9 @@ SHUTDOWN_SECONDS: Final = 1.0
 MAX_CONNECTIONS: Final = 128
 #: seconds that a connection is kept between two requests
 KEEP_ALIVE_SECONDS: Final = 5.0
+#: bytes of the first line of a request: of three names or topics, each of whose characters may be
+#: 12 bytes there, and some words
+MAX_LINE_BYTES: Final = 32 * 1024
 #: bytes of a body that is read on the loop
 SMALL_BODY_BYTES: Final = 64 * 1024
 #: bytes of an answer in parts that are sent together, with their number; a longer one is chunked
@@ -190,6 +193,7 @@ class HttpServer:
             "access_log": None,
             "logger": _aiohttp_logger,
             "keepalive_timeout": KEEP_ALIVE_SECONDS,
+            "max_line_size": MAX_LINE_BYTES,
         }
         self._runner = web.AppRunner(
             application,

@@ -206,7 +206,6 @@ def publish_many(call: Call) -> None:
     )
 
 
-# A whole request line has 8190 bytes, and a character up to 12 of them.
 _ROUTING_KEY: Final = Parameter("key", Annotated[str, About(longest=255)], "routing key")
 _MODE: Final = Parameter("mode", _Mode, "how it is delivered, at-least-once")
 _TYPE: Final = Parameter("content_type", Annotated[str, About(longest=255)], "of the payload")
