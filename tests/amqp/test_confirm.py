@@ -278,14 +278,65 @@ def test_what_was_published_before_an_error_of_the_channel_is_confirmed_first(
     assert setup.client.take() == []
 
 
-def test_what_is_not_durable_is_not_confirmed_by_an_error_of_the_connection(setup: Setup) -> None:
-    wrong = frame.marshal(Queue.Declare(queue="none", passive=True), 1)
-    setup.client.feed(publish_frames("disk", delivery_mode=2) + wrong)
+TOO_HIGH = frame.marshal(Channel.Open(), 1 << 15)
+
+
+def test_what_was_published_before_an_error_of_the_connection_is_confirmed_first(
+    setup: Setup,
+) -> None:
+    setup.client.open_channel(2)
+    setup.client.send(Confirm.Select(), channel=2)
+    setup.client.take()
+    durable = publish_frames("disk", delivery_mode=2)
+    setup.client.feed(durable * 20 + publish_frames("disk", delivery_mode=2, channel=2) + TOO_HIGH)
     setup.server.end_turn()
-    setup.client.feed(frame.marshal(Channel.Open(), 1 << 15))
+    assert setup.client.take() == []
+    setup.sync(1)
+    one, two, (channel, closed) = setup.client.take_with_channels()
+    assert [(number, each.delivery_tag) for number, each in (one, two)] == [(1, 20), (2, 1)]
+    assert (channel, closed.name, closed.reply_code) == (0, "Connection.Close", 530)
+    setup.client.send(Connection.CloseOk(), channel=0)
+    assert setup.client.transport.is_closed
+
+
+def test_a_channel_error_just_before_one_of_the_connection_changes_nothing(setup: Setup) -> None:
+    wrong = frame.marshal(Queue.Declare(queue="none", passive=True), 1)
+    setup.client.feed(publish_frames("disk", delivery_mode=2) + wrong + TOO_HIGH)
+    setup.sync(1)
+    assert names(setup.client.take()) == ["Basic.Ack", "Channel.Close", "Connection.Close"]
+
+
+def test_what_was_published_before_the_broker_closes_is_confirmed_first(setup: Setup) -> None:
+    setup.publish("disk", delivery_mode=2)
+    setup.client.connection.shutdown()
+    assert setup.client.take() == []
+    setup.sync(1)
+    confirm, closed = setup.client.take()
+    assert (confirm.name, confirm.delivery_tag) == ("Basic.Ack", 1)
+    assert (closed.name, closed.reply_code) == ("Connection.Close", 320)
+
+
+def test_a_client_that_says_goodbye_meanwhile_is_answered_behind_the_confirms(setup: Setup) -> None:
+    goodbye = frame.marshal(Connection.Close(200, "", 0, 0), 0)
+    setup.client.feed(publish_frames("disk", delivery_mode=2) + TOO_HIGH + goodbye)
+    setup.server.end_turn()
+    assert (setup.client.take(), setup.client.transport.is_closed) == ([], False)
+    setup.sync(1)
+    found = names(setup.client.take())
+    assert found == ["Basic.Ack", "Connection.Close", "Connection.CloseOk"]
+    assert setup.client.transport.is_closed
+
+
+def test_the_close_of_the_connection_does_not_wait_for_ever_for_the_disk(setup: Setup) -> None:
+    setup.client.feed(publish_frames("disk", delivery_mode=2) + TOO_HIGH)
+    setup.server.advance(2.9)
+    assert setup.client.take() == []
+    setup.server.advance(0.1)
     assert names(setup.client.take()) == ["Connection.Close"]
     setup.sync(1)
-    assert setup.client.take() == []
+    assert (setup.client.take(), setup.client.transport.is_closed) == ([], False)
+    setup.server.advance(3)
+    assert setup.client.transport.is_closed
 
 
 # Transactions

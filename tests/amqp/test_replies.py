@@ -7,6 +7,7 @@ from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue,
 
 from tests.support.amqp import Client, Server, bodies, names, publish_frames, tags
 from tests.support.simulated import Host
+from tests.support.storages import HeldStorage
 
 DURABLE = Queue.Declare(queue="q", durable=True)
 
@@ -197,18 +198,18 @@ def test_connection_close_waits_for_all_channels() -> None:
     assert client.transport.is_closed
 
 
-def test_a_connection_that_fails_drops_what_waits() -> None:
+def test_the_close_of_a_connection_that_fails_stays_behind_what_waits() -> None:
     server = Server(host=Host())
     client = server.open()
     client.send(DURABLE)
     client.feed(b"\x09")
     client.feed(b"\x00" * 20)
-    assert names(client.take()) == ["Connection.Close"]
-    server.sync()
     assert client.take() == []
+    server.sync()
+    assert names(client.take()) == ["Queue.DeclareOk", "Connection.Close"]
 
 
-def test_what_waits_for_nothing_is_confirmed_before_a_connection_that_fails_is_closed() -> None:
+def test_a_connection_that_fails_confirms_all_before_its_close() -> None:
     """Whoever publishes again what was not confirmed would have it twice."""
     server = Server(host=Host())
     client = server.open()
@@ -225,18 +226,41 @@ def test_what_waits_for_nothing_is_confirmed_before_a_connection_that_fails_is_c
         + publish_frames("disk", b"4", delivery_mode=2)
         + b"\x09" * 8
     )
+    assert client.take() == []
+    server.sync()
     found = client.take()
     returned = ["Basic.Return", "ContentHeader", "ContentBody"]
-    assert names(found) == ["Basic.Ack", *returned, "Basic.Ack", "Connection.Close"]
-    # 1 and 4 wait for the disk, so they are not confirmed.
+    assert [one for one in names(found) if one in ("Queue.DeclareOk", *returned)] == [
+        "Queue.DeclareOk",
+        *returned,
+    ]
+    assert names(found)[-1] == "Connection.Close"
     acks = [one for one in found if isinstance(one, Basic.Ack)]
-    assert [(ack.delivery_tag, ack.multiple) for ack in acks] == [(2, False), (3, False)]
-    server.sync()
+    assert acks[-1].delivery_tag == 4
+
+
+def test_without_the_disk_what_waits_for_nothing_is_confirmed_before_the_close() -> None:
+    server = Server(storage=HeldStorage())
+    client = server.open()
+    client.declare("memory")
+    client.send(Confirm.Select())
+    client.take()
+    client.feed(
+        frame.marshal(DURABLE, 1)
+        + publish_frames("memory", b"1")
+        + frame.marshal(DURABLE, 1)
+        + publish_frames("memory", b"2")
+        + b"\x09" * 8
+    )
     assert client.take() == []
+    server.advance(3)
+    confirm, closed = client.take()
+    assert (confirm.name, confirm.delivery_tag, confirm.multiple) == ("Basic.Ack", 2, True)
+    assert closed.name == "Connection.Close"
 
 
 def test_a_confirm_does_not_overtake_what_waits_for_nothing_itself() -> None:
-    server = Server(host=Host())
+    server = Server(storage=HeldStorage())
     client = server.open()
     client.declare("memory")
     client.feed(
@@ -245,6 +269,7 @@ def test_a_confirm_does_not_overtake_what_waits_for_nothing_itself() -> None:
         + publish_frames("memory", b"m")
         + b"\x09" * 8
     )
+    server.advance(3)
     assert names(client.take()) == ["Connection.Close"]
 
 

@@ -17,12 +17,14 @@ from tests.support.mqtt import (
     publish,
     pubrec,
     pubrel,
+    split,
     subscribe,
     subscribed,
     text,
     unsubscribe,
 )
 from tests.support.simulated import Host
+from tests.support.storages import HeldStorage
 from trivium.config import Config, UserConfig
 
 
@@ -544,7 +546,59 @@ def test_the_client_hears_of_a_full_receive_window_on_disk() -> None:
     sender.feed(one * 8192)
     assert not sender.is_closed
     sender.feed(one)
-    assert sender.take_bytes() == b"\xe0\x01\x93"
+    server.sync()
+    assert sender.take_bytes() == puback(1) * 8192 + b"\xe0\x01\x93"
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("is_sent_away", [False, True])
+def test_what_was_published_before_the_broker_disconnects_is_acknowledged_first(
+    is_sent_away: bool, qos: int, version: int
+) -> None:
+    server = Server(host=Host())
+    subscribed(server).lose()
+    sender = server.open("s", version)
+    sender.feed(publish("t", b"x", qos, 7, version))
+    if is_sent_away:
+        sender.connection.shutdown()
+    else:
+        # A second CONNECT (MQTT-3.1.0-2).
+        sender.feed(packet(0x10))
+    assert (sender.take_bytes(), sender.is_closed) == (b"", False)
+    server.sync()
+    answer = puback(7) if qos == 1 else pubrec(7)
+    found = sender.take_bytes()
+    assert found.startswith(answer)
+    assert [first for first, _ in split(found[len(answer) :])] == [0xE0] * (version == 5)
+    assert sender.is_closed
+
+
+def test_the_end_of_a_connection_does_not_wait_for_ever_for_the_disk() -> None:
+    storage = HeldStorage()
+    server = Server(storage)
+    sender = server.open("s", 5)
+    sender.feed(publish("t", b"x", 1, 7, 5, retain=True) + packet(0x10))
+    server.advance(2.9)
+    assert (sender.take_bytes(), sender.is_closed) == (b"", False)
+    server.advance(0.1)
+    assert sender.take_bytes() == b"\xe0\x01\x82"
+    assert sender.is_closed
+    storage.complete()
+    server.settle()
+    assert sender.take_bytes() == b""
+
+
+def test_a_client_that_is_gone_meanwhile_is_told_nothing() -> None:
+    storage = HeldStorage()
+    server = Server(storage)
+    sender = server.open("s", 5)
+    sender.feed(publish("t", b"x", 1, 7, 5, retain=True) + packet(0x10))
+    sender.lose()
+    storage.complete()
+    server.settle()
+    server.advance(4)
+    assert sender.take_bytes() == b""
 
 
 def test_shared_subscriptions_survive() -> None:

@@ -20,6 +20,7 @@ from paho.mqtt.properties import Properties
 from tests.support.mqtt import connect, publish, subscribe
 from trivium import Broker, Config, Listen
 from trivium.config import StorageConfig
+from trivium.runtime.framed import FramedConnection
 
 SECONDS = 10.0
 
@@ -264,3 +265,35 @@ async def test_a_qos_0_subscriber_that_reads_gets_all_of_a_publisher_at_full_spe
         dropped = broker.adapters["mqtt"].metrics.messages_dropped
     assert [each == data for each in received] == [True] * subscribers
     assert dropped == 0
+
+
+@pytest.mark.parametrize("version", [4, 5])
+async def test_mqtt_3_1_2_24_a_silent_client_has_its_will_published_and_its_socket_closed(
+    version: int,
+) -> None:
+    config = Config(listen={"mqtt": Listen(0)}, storage=StorageConfig(mode="memory"))
+    async with asyncio.timeout(SECONDS), Broker(config) as broker:
+        port = int(broker.listeners["mqtt"].rpartition(":")[2])
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(connect("watcher") + subscribe("w", 0))
+        assert (await reader.readexactly(9))[:4] == b"\x20\x02\x00\x00"
+        silent, silent_writer = await asyncio.open_connection("127.0.0.1", port)
+        will = ("w", b"gone", 0, False)
+        silent_writer.write(connect("silent", version, keep_alive=1, will=will))
+        first, size = await silent.readexactly(2)
+        assert first == 0x20
+        await silent.readexactly(size)
+        (connection,) = [one for one in broker.connections if one.client_id == b"silent"]
+        server = broker.server
+        assert server is not None
+        assert isinstance(connection, FramedConnection)
+        # More than one and a half times as long ago as its keep alive (3.1.2.10).
+        connection.heard_at -= 1501
+        server.driver.call(lambda: broker.tick(0))
+        assert await reader.readexactly(9) == publish("w", b"gone")
+        assert await silent.read() == (b"\xe0\x01\x8d" if version == 5 else b"")
+        # The broker's end is gone although the client has not closed its own.
+        while len(server.sockets) > 1:
+            await asyncio.sleep(0)
+        silent_writer.close()
+        writer.close()

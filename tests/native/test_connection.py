@@ -346,6 +346,7 @@ def test_two_silent_heartbeats_close(server: Server) -> None:
     # It is counted from the last byte, not from the look behind it.
     server.advance(1)
     assert error(quiet.take())[1] == 104
+    assert quiet.transport.calls == ["cut"]
     assert not lively.is_closed
     assert not without.is_closed
 

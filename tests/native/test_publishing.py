@@ -569,3 +569,33 @@ def test_a_client_far_ahead_of_the_disk_is_not_read() -> None:
     states.append(not client.transport.is_paused)
     assert states == [True, True, True, True, False, True]
     assert confirms(client.take()) == [(1, 5)]
+
+
+def test_what_was_published_before_the_connection_ends_is_confirmed_first(disk: Server) -> None:
+    add_queue(disk)
+    for kind in (frames.ERROR, frames.CLOSE):
+        client = disk.open()
+        client.feed(frame(frames.PUBLISH, 7, publish(entry(b"x"))))
+        if kind == frames.ERROR:
+            client.feed(frame(frames.HELLO, 8, b""))
+        else:
+            client.connection.shutdown()
+        disk.end_turn()
+        assert (client.take(), client.is_closed) == ([], False)
+        disk.sync()
+        found = [(kind, correlation) for kind, correlation, _ in client.take()]
+        assert found == [(frames.CONFIRM, 7), (kind, 8 if kind == frames.ERROR else 0)]
+        assert client.is_closed
+
+
+def test_the_end_of_a_connection_does_not_wait_for_ever_for_the_disk(disk: Server) -> None:
+    add_queue(disk)
+    client = disk.open()
+    client.feed(frame(frames.PUBLISH, 7, publish(entry(b"x"))) + frame(frames.HELLO, 8, b""))
+    disk.advance(2.9)
+    assert (client.take(), client.is_closed) == ([], False)
+    disk.advance(0.1)
+    assert [kind for kind, _, _ in client.take()] == [frames.ERROR]
+    assert client.is_closed
+    disk.sync()
+    assert client.take() == []

@@ -58,9 +58,9 @@ class Transport:
         self.is_paused = False
         self.calls.append("resume_reading")
 
-    def close(self) -> None:
+    def close(self, waits: bool = True) -> None:
         self.is_closed = True
-        self.calls.append("close")
+        self.calls.append("close" if waits else "cut")
 
     def abort(self) -> None:
         self.is_closed = self.is_aborted = True

@@ -31,6 +31,11 @@ class Confirms:
                 if not publisher.write_batch_durable(write_batch):
                     del self.awaiting[number]
 
+    def line_up(self) -> None:
+        """Have what waits for the disk confirmed before the close of the connection."""
+        for publisher in self.awaiting.values():
+            publisher.line_up_confirms()
+
     def clear(self) -> None:
         """Nothing is confirmed any more."""
         self.at_end.clear()

@@ -333,22 +333,26 @@ class AmqpConnection(FramedConnection):
             return
         if self.state is states.CLOSING:
             if event == methods.CONNECTION_CLOSE:
-                self.send(CLOSE_OK_FRAME)
-            self.close()
+                self._answer_close()
+            else:
+                self.close()
             return
         arguments = methods.decode(event, data, start + 4, end)
         if event == methods.CONNECTION_CLOSE:
             self.confirms.flush()
             self.release()
-            if self.replies.close():
-                self.close()
-            else:
-                self.is_closed = True
+            self._answer_close()
         elif event == methods.CONNECTION_UPDATE_SECRET:
             Renewal(self).start(arguments[0])
         else:
             assert self._handshake is not None
             self._handshake.take_method(event, arguments)
+
+    def _answer_close(self) -> None:
+        if self.replies.say_goodbye(CLOSE_OK_FRAME, True):
+            self.close()
+        else:
+            self.is_closed = True
 
     def _open_channel(self, number: int, data: bytes, start: int, end: int) -> None:
         methods.decode(methods.CHANNEL_OPEN, data, start + 4, end)
@@ -464,25 +468,28 @@ class AmqpConnection(FramedConnection):
         self.send_close(error, method if error.method == CARRIED_OUT else error.method)
 
     def send_close(self, error: ConnectionException, method: int) -> None:
-        """Send connection.close, and release all."""
+        """Send connection.close, and release all.
+
+        It leaves behind what the client is to be told of what it did before, which may have to wait
+        for the disk.
+        """
         self.confirms.flush()
+        self.confirms.line_up()
         self.release()
-        self.replies.drop()
         self.state = states.CLOSING
         self._handshake = None
         self.liveness.began_at = self.broker.elapsed_ms
         self.liveness.due()
         self.pause.forget_client()
-        self.send(
-            method_frame(
-                0,
-                methods.CONNECTION_CLOSE,
-                error.code,
-                error.reply_text(),
-                method >> 16,
-                method & 0xFFFF,
-            )
+        frame = method_frame(
+            0,
+            methods.CONNECTION_CLOSE,
+            error.code,
+            error.reply_text(),
+            method >> 16,
+            method & 0xFFFF,
         )
+        self.replies.say_goodbye(frame, False)
         # Its answer is to be read.
         self.continue_input(_FOR_BROKER)
         self.continue_input(FOR_ANSWERS)

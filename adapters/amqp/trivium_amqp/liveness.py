@@ -11,7 +11,8 @@ from trivium_amqp.codec.frames import HEARTBEAT_FRAME
 if TYPE_CHECKING:
     from trivium_amqp.connection import AmqpConnection
 
-#: Milliseconds that a client gets to answer connection.close before its socket is closed.
+#: Milliseconds that the disk gets before connection.close is sent without what waits for it, and
+#: then the client to answer that before its socket is closed.
 CLOSE_MS: Final = 3000
 #: Milliseconds until one is looked at again whose credentials are still being looked at.
 LOOK_AGAIN_MS: Final = 1000
@@ -42,14 +43,17 @@ class Liveness(Timed):
 
     def _look(self, connection: AmqpConnection) -> int:
         """Do what is due for it to live, or to end; when to look again, 0 for never."""
-        if connection.is_closed:
-            return 0
         now = connection.broker.elapsed_ms
         if connection.state is states.CLOSING:
             if now < self.began_at + CLOSE_MS:
                 return self.began_at + CLOSE_MS
+            if connection.replies.give_up():
+                self.began_at = now
+                return now + CLOSE_MS
             # It may yet read what it was told.
             connection.close()
+            return 0
+        if connection.is_closed:
             return 0
         if connection.state is not states.RUNNING:
             limit = int(connection.broker.config.limits.handshake_seconds * 1000)

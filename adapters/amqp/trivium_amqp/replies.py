@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-from trivium_amqp.codec.frames import CLOSE_OK_FRAME
 from trivium_amqp.consumer import AmqpConsumer
 
 if TYPE_CHECKING:
@@ -61,10 +60,13 @@ class Replies:
         #: None once it is gone
         self._connection: AmqpConnection | None = connection
         self._lines: dict[int, deque[Reply]] = {}
-        self._closes = False
+        # What leaves behind all answers, and whether the socket is closed then.
+        self._goodbye = b""
+        self._ends = False
 
-    def close(self) -> bool:
-        """The client says goodbye: connection.close-ok leaves behind all answers, now or later.
+    def say_goodbye(self, frame: bytes, ends: bool) -> bool:
+        """Send connection.close, or connection.close-ok with which the connection ``ends``, behind
+        all answers, now or later.
 
         Whether it has left.
         """
@@ -72,10 +74,19 @@ class Replies:
         connection = self._connection
         assert connection is not None
         if self._lines:
-            self._closes = True
+            self._goodbye += frame
+            self._ends = ends
             return False
-        connection.send(CLOSE_OK_FRAME)
+        connection.send(frame)
         return True
+
+    def _end(self, connection: AmqpConnection) -> None:
+        """The last line is gone: send what was to come behind them."""
+        if self._goodbye:
+            connection.send(self._goodbye)
+            self._goodbye = b""
+            if self._ends:
+                connection.transport.close()
 
     def send(self, channel: int, data: bytes) -> None:
         """Send frames of a channel in their turn."""
@@ -123,31 +134,34 @@ class Replies:
             connection.unread_limit += len(line.popleft().data) + _COST
         if not line:
             del self._lines[channel]
-            if self._closes and not self._lines:
-                connection.send(CLOSE_OK_FRAME)
-                connection.transport.close()
+            if not self._lines:
+                self._end(connection)
 
     def advance_all(self) -> None:
         """A write batch has become durable."""
         for channel in list(self._lines):
             self.advance(channel)
 
-    def drop(self) -> None:
-        """The connection failed: nothing more is answered.
+    def give_up(self) -> bool:
+        """The disk has had time enough: what waits for it does not leave, so that connection.close
+        does. Whether something was waiting.
 
         But publishers learn what became of their messages, or they would publish them again, where
         only what stands before that waits for the disk.
         """
         connection = self._connection
+        if connection is None or not self._lines:
+            return False
         for line in self._lines.values():
             for reply in line:
                 if isinstance(reply, Confirm):
-                    assert connection is not None
                     reply.leave(connection)
                 elif not reply.write_batch:
                     # An answer that is due only once the one before it has left.
                     break
         self._lines.clear()
+        self._end(connection)
+        return True
 
     def end(self) -> None:
         """The connection is gone, and need not be kept in memory."""

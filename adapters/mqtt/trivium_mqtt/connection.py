@@ -410,6 +410,7 @@ class MqttConnection(Reader):
         if packet.reason == 0:
             self.sessions.withdraw_will(session)
         self._leave(expiry)
+        self._waiting = None
         self.close()
 
     def _leave(self, expiry: int) -> None:
@@ -423,15 +424,25 @@ class MqttConnection(Reader):
             self._subscribing = None
         self._aside = None
         self._incoming = None
-        self._waiting = None
 
     def end(self, reason: int, keeps_session: bool = True) -> None:
-        """Tell an MQTT 5 client why, and close; where the session is not kept it ends as well."""
-        if self.is_connected and self.is_v5 and not self.is_closed:
-            self.send(packets.disconnect(reason))
+        """Tell an MQTT 5 client why, and close; where the session is not kept it ends as well.
+
+        What it has published before is acknowledged first, for which the disk may be waited for.
+        """
+        is_told = self.is_connected and self.is_v5
         if not keeps_session:
             self._leave(0)
         self._abandon()
+        self.end_with(packets.disconnect(reason) if is_told else b"")
+
+    def _give_up(self) -> None:
+        """Nothing was heard for too long: the client may be told, but is not waited for."""
+        if self.is_v5:
+            self.send(packets.disconnect(KEEP_ALIVE_TIMEOUT))
+        self._abandon()
+        self._waiting = None
+        self.cut()
 
     def _abandon(self) -> None:
         session = self.session
@@ -440,7 +451,6 @@ class MqttConnection(Reader):
         self._entry = None
         self._connect = None
         self.drop_input()
-        self.close()
 
     def fail(self, error: RemoteError) -> None:
         if not isinstance(error, Refused):
@@ -473,6 +483,8 @@ class MqttConnection(Reader):
     def lost(self) -> None:
         self.metrics.connections_closed += 1
         self._abandon()
+        self._waiting = None
+        self.forget_farewell()
 
     def tick(self, now: float) -> None:
         """Keep alive (MQTT-3.1.2-22) and the time to send CONNECT."""
@@ -484,7 +496,7 @@ class MqttConnection(Reader):
                 # It is told nothing, so there is nothing that it must get.
                 self.transport.abort()
         elif self._keep_alive and not self.held_for and elapsed - self.heard_at > self._keep_alive:
-            self.end(KEEP_ALIVE_TIMEOUT)
+            self._give_up()
 
 
 class _Granted:

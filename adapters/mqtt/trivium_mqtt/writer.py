@@ -67,9 +67,8 @@ class Writer(FramedConnection):
         self._waiting: list[_Waiting] | None = None
         # QoS 1 messages whose acknowledgement waits.
         self._unanswered = 0
-        # The write batch that all output waits for, 0 for none; and whether closing waits with it.
+        # The write batch that all output waits for, 0 for none.
         self._output_after = 0
-        self._closes_after_output = False
 
     def hold_output(self) -> None:
         """Write nothing before what was done in this turn is durable."""
@@ -126,21 +125,22 @@ class Writer(FramedConnection):
         if self._output_after and write_batch >= self._output_after:
             self._output_after = 0
             self.mark_dirty()
-            if self._closes_after_output:
-                self.transport.close()
-        waiting = self._waiting
-        if waiting is None or self.is_closed:
+        if self.is_closed and not self.awaits_farewell:
             return
-        while waiting and waiting[0].write_batch <= write_batch:
-            ready = waiting.pop(0)
-            self._unanswered -= ready.publishes
-            self.traffic.confirmed += ready.confirmed
-            if ready.is_large:
-                self.send_parts(ready.answers)
-            else:
-                self.send(b"".join(ready.answers))
-        if not waiting:
-            self._waiting = None
+        waiting = self._waiting
+        if waiting is not None:
+            while waiting and waiting[0].write_batch <= write_batch:
+                ready = waiting.pop(0)
+                self._unanswered -= ready.publishes
+                self.traffic.confirmed += ready.confirmed
+                if ready.is_large:
+                    self.send_parts(ready.answers)
+                else:
+                    self.send(b"".join(ready.answers))
+            if not waiting:
+                self._waiting = None
+        if not self._waits:
+            self.say_farewell()
 
     def takes_packets(self, size: int) -> bool:
         """Whether packets of another client, ``size`` bytes in all, may be forwarded unchanged."""
@@ -227,11 +227,18 @@ class Writer(FramedConnection):
         self.traffic.bytes_sent += self.output_size
         return super().take_output()
 
+    @property
+    def _waits(self) -> bool:
+        """Whether something is to leave that waits for the disk."""
+        return self._output_after != 0 or self._waiting is not None
+
+    def end_with(self, last: bytes) -> None:
+        """Send ``last``, behind all that is to leave, and close."""
+        self.close_with(last, self._waits)
+
     def close(self) -> None:
         """Output that waits for the disk is written first."""
-        if self._output_after and not self.is_closed:
-            self.is_closed = True
-            self.usage.leave()
-            self._closes_after_output = True
+        if self._output_after:
+            self.close_with(b"", True)
         else:
             super().close()

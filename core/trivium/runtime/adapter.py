@@ -125,9 +125,11 @@ class Transport(Protocol):
     def resume_reading(self) -> None:
         """Feed again."""
 
-    def close(self) -> None:
+    def close(self, waits: bool = True) -> None:
         """Write what is in ``output``, then close, so that the peer gets it. Nothing is fed any
         more; what the peer still sends is dropped until it closes too, or is too much.
+
+        Without ``waits`` the peer is taken for dead: its socket is not kept for it.
         """
 
     def abort(self) -> None:
@@ -403,12 +405,19 @@ class Connection(Managed):
 
     def close(self) -> None:
         """Write the output, then close the connection. ``lost`` follows, later than this call."""
+        self._close(True)
+
+    def cut(self) -> None:
+        """``close``, for a client of which too long nothing was heard: it is not waited for."""
+        self._close(False)
+
+    def _close(self, waits: bool) -> None:
         if not self.is_closed:
             self.is_closed = True
             self.usage.leave()
             if self.output_size:
                 self.mark_dirty()
-            self.transport.close()
+            self.transport.close(waits)
 
 
 class WebSocketTerms:

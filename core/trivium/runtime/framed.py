@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 from mypy_extensions import mypyc_attr
 
 from trivium.common.pieces import Pieces
+from trivium.common.timers import Timed
 from trivium.messages.large import LARGE_PAYLOAD
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Connection, Peer, Transport
@@ -27,6 +28,21 @@ FOR_PROTOCOL: Final = 8
 #: any case (16 KiB).
 CLOCK_FRAMES: Final = 64
 CLOCK_BYTES: Final = 16 * 1024
+
+#: Milliseconds that the disk gets with what a connection that ends has yet to be answered.
+FAREWELL_MS: Final = 3000
+
+
+class Farewell(Timed):
+    """What a connection that is over is told last, once the disk has what it is told before."""
+
+    def __init__(self, connection: FramedConnection, last: bytes) -> None:
+        self._connection = connection
+        self.last = last
+
+    def due(self) -> None:
+        """The disk has had time enough."""
+        self._connection.say_farewell()
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -54,6 +70,7 @@ class FramedConnection(Connection):
         self.usage.input = self
         #: what lets its input through where it may publish so fast only
         self.throttle: Throttle | None = None
+        self._farewell: Farewell | None = None
         self._pieces = Pieces()
         # What was read, and how much of it was taken, while only the turn holds input.
         self._read: bytes = b""
@@ -213,6 +230,45 @@ class FramedConnection(Connection):
         if waiting:
             self._pieces.add(waiting)
         self.needed = 0
+
+    def close_with(self, last: bytes, waits: bool) -> None:
+        """Send ``last`` and close; where the client ``waits`` for answers that wait for the disk,
+        once these have left and ``say_farewell`` is called, or after ``FAREWELL_MS`` without them.
+
+        Nothing more is fed or delivered.
+        """
+        if self.is_closed:
+            return
+        if not waits:
+            if last:
+                self.send(last)
+            self.close()
+            return
+        self.is_closed = True
+        self.usage.leave()
+        farewell = self._farewell = Farewell(self, last)
+        self.broker.timeouts.call_at(self.broker.elapsed_ms + FAREWELL_MS, farewell)
+
+    @property
+    def awaits_farewell(self) -> bool:
+        """Whether it is over, but waits for the disk."""
+        return self._farewell is not None
+
+    def say_farewell(self) -> None:
+        """Send what comes last, if that waits, and close."""
+        farewell = self._farewell
+        if farewell is not None:
+            self.forget_farewell()
+            if farewell.last:
+                self.send(farewell.last)
+            self.transport.close()
+
+    def forget_farewell(self) -> None:
+        """There is nobody any more who could be told."""
+        farewell = self._farewell
+        if farewell is not None:
+            self._farewell = None
+            self.broker.timeouts.stop(farewell)
 
     def drop_input(self) -> None:
         """Forget what waits: nothing is taken any more."""

@@ -32,6 +32,8 @@ PLACE: Final = "place"
 
 #: Seconds that a peer gets to take its last answer and to close its socket as well.
 DRAIN_SECONDS: Final = 10.0
+#: Seconds in which the network must take the last answer to a peer that is taken for dead.
+CUT_SECONDS: Final = 1.0
 
 
 def host_of(transport: asyncio.BaseTransport) -> str:
@@ -84,6 +86,8 @@ class SocketDriver:
         # Whether the peer sends no more; whether the connection is over, and only the socket lives.
         self._has_ended = False
         self._is_over = False
+        # Whether the peer is waited for then.
+        self._waits = True
         self._discarded = 0
         self._timer: asyncio.TimerHandle | None = None
 
@@ -210,7 +214,8 @@ class SocketDriver:
         if not self._transport.is_closing():
             self._transport.resume_reading()
 
-    def close(self) -> None:
+    def close(self, waits: bool = True) -> None:
+        self._waits = waits
         self._loop.close_after_turn(self)
 
     def abort(self) -> None:
@@ -242,6 +247,10 @@ class SocketDriver:
         self._loop.call(self._end)
         if self._has_ended:
             transport.close()
+            return
+        if not self._waits:
+            transport.close()
+            self._timer = self._loop.call_later(CUT_SECONDS, transport.abort)
             return
         try:
             transport.write_eof()

@@ -85,6 +85,11 @@ class Answers:
             self._newest = None
 
     @property
+    def waits(self) -> bool:
+        """Whether something waits for a write batch."""
+        return len(self._unconfirmed) > 0 or len(self._unanswered) > 0
+
+    @property
     def has_confirms(self) -> bool:
         """Whether there is something for ``take_confirms``."""
         return len(self._confirmed) > 0

@@ -118,6 +118,7 @@ class NativeConnection(FramedConnection):
     def lost(self) -> None:
         self.metrics.connections_closed += 1
         self.drop_input()
+        self.forget_farewell()
         for subscription in list(self.subscriptions.values()):
             subscription.end()
         self.subscriptions.clear()
@@ -141,7 +142,10 @@ class NativeConnection(FramedConnection):
             return
         is_timed = self._heartbeat and not self.held_for & UNHEARD
         if is_timed and elapsed - self.heard_at >= self._heartbeat * HEARTBEATS_MISSED * 1000:
-            self.fail(0, TimedOut("no heartbeat in time"))
+            self.metrics.protocol_errors += 1
+            self.send(_error_frame(0, TimedOut("no heartbeat in time")))
+            # It is not waited for.
+            self.cut()
 
     def flushed(self) -> None:
         if self._is_held:
@@ -163,7 +167,7 @@ class NativeConnection(FramedConnection):
         return False
 
     def write_batch_durable(self, write_batch: int) -> None:
-        if self.is_closed:
+        if self.is_closed and not self.awaits_farewell:
             return
         answers = self._answers
         answers.write_batch_durable(write_batch)
@@ -172,6 +176,8 @@ class NativeConnection(FramedConnection):
             self.continue_input(BEHIND_DISK)
         for frame in answers.take_answers(write_batch):
             self.send(frame)
+        if not answers.waits:
+            self.say_farewell()
 
     def blocked(self, reason: str) -> None:
         if not reason:
@@ -283,16 +289,18 @@ class NativeConnection(FramedConnection):
         """Say why, then close."""
         if not self.is_closed:
             self.metrics.protocol_errors += 1
-            self._send_confirms()
-            self.send(_error_frame(correlation, error))
-            self.close()
+            self._end_with(_error_frame(correlation, error))
 
     def send_close(self, error: NativeError) -> None:
         """Send CLOSE, and close."""
         if not self.is_closed:
-            self._send_confirms()
-            self.send(encode_frame(frames.CLOSE, 0, pack([error.code, error.text])))
-            self.close()
+            self._end_with(encode_frame(frames.CLOSE, 0, pack([error.code, error.text])))
+
+    def _end_with(self, last: bytes) -> None:
+        """Send ``last`` and close, behind all that the client is to be told of before, for which
+        the disk may be waited for."""
+        self._send_confirms()
+        self.close_with(last, self._answers.waits)
 
     # Frames
 
