@@ -224,7 +224,7 @@ class ListenerConfig:
             )
         if self.mount_point and self.protocol != MOUNTED_PROTOCOL:
             raise ConfigError(f"mount_point is for the protocol {MOUNTED_PROTOCOL}")
-        if CERTIFICATE in self.methods and (self.tls is None or self.tls.clients == "off"):
+        if CERTIFICATE in self.methods and not self.verifies_clients:
             raise ConfigError(f"methods: {CERTIFICATE!r} needs tls with client certificates (ca)")
         if self.is_unix:
             if not self.path or "\0" in self.path:
@@ -270,6 +270,11 @@ class ListenerConfig:
     def listen(self) -> Listen:
         """Host and port of one that is no Unix socket."""
         return Listen.parse(self.address)
+
+    @property
+    def verifies_clients(self) -> bool:
+        """Whether clients may show a certificate."""
+        return self.tls is not None and self.tls.clients != "off"
 
     @property
     def is_loopback(self) -> bool:

@@ -97,12 +97,25 @@ def test_a_user_that_is_there_is_not_added_and_one_that_is_not_gets_no_password(
 
 def test_limits_are_shown_where_none_are_given(commands: Commands) -> None:
     commands.done("vhost", "create", "small")
-    for noun, name in (("user", "of-a-file"), ("vhost", "small")):
+    commands.done("user", "add", "lim", "--password", "one")
+    for noun, name in (("user", "lim"), ("vhost", "small")):
         commands.done(noun, "limits", name, '{"max-queues": 5}')
         assert commands.rows(noun, "limits", name) == [{"name": name, "limits": {"max-queues": 5}}]
         commands.done(noun, "limits", name, "{}")
         assert commands.rows(noun, "limits", name) == [{"name": name, "limits": {}}]
     commands.done("vhost", "delete", "small", "--yes")
+    commands.done("user", "delete", "lim", "--yes")
+
+
+def test_nothing_is_set_for_a_name_that_nobody_has(commands: Commands) -> None:
+    for words in (
+        ("permission", "set", "nobody", "", "", ""),
+        ("topic-permission", "set", "nobody", "amq.topic", "", ""),
+        ("role", "grant", "none", "nobody"),
+        ("user", "limits", "nobody", '{"max-queues": 5}'),
+    ):
+        code, _, err = commands.run(*words)
+        assert (code, err) == (EXIT_FAILED, f"trivium {words[0]}: no user 'nobody'\n")
 
 
 async def test_keys_are_made_listed_and_taken_back(broker: Running, commands: Commands) -> None:
@@ -125,6 +138,7 @@ async def test_keys_are_made_listed_and_taken_back(broker: Running, commands: Co
 
 
 def test_permissions_are_set_listed_and_cleared(commands: Commands) -> None:
+    commands.done("user", "add", "ann", "--password", "one")
     for vhost in ((), ("--vhost", "*")):
         commands.done("permission", "set", "ann", "^$", "^out", "^in", *vhost)
         place = vhost[-1] if vhost else "/"
@@ -133,15 +147,18 @@ def test_permissions_are_set_listed_and_cleared(commands: Commands) -> None:
         assert listed == [{**expected, "read": "^in"}]
         commands.done("permission", "clear", "ann", *vhost, "--yes")
         assert commands.rows("permission", "list", "--name", "ann") == []
+    commands.done("user", "delete", "ann", "--yes")
 
 
 def test_topic_permissions_are_set_listed_and_cleared(commands: Commands) -> None:
+    commands.done("user", "add", "ann", "--password", "one")
     commands.done("topic-permission", "set", "ann", "amq.topic", r"^{username}\.", ".*")
     (found,) = commands.rows("topic-permission", "list")
     assert (found["user"], found["exchange"]) == ("ann", "amq.topic")
     assert (found["write"], found["read"]) == (r"^{username}\.", ".*")
     commands.done("topic-permission", "clear", "ann", "amq.topic", "--yes")
     assert commands.rows("topic-permission", "list") == []
+    commands.done("user", "delete", "ann", "--yes")
 
 
 def test_roles_are_set_granted_revoked_and_deleted(commands: Commands) -> None:

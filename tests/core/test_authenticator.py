@@ -8,7 +8,7 @@ import pytest
 import trivium.security.passwords
 from tests.support.authentication import MOSQUITTO_6, MOSQUITTO_7, Pool, attempt
 from trivium.common.events import Events
-from trivium.config import AuthConfig, Config, ListenerConfig, UserConfig
+from trivium.config import AuthConfig, Config, ListenerConfig, TlsConfig, UserConfig
 from trivium.errors import ConfigError
 from trivium.runtime.authentication import Authentication, make_authenticator
 from trivium.security.attempts import REFUSED, Attempt, Decided, Login, Method
@@ -352,3 +352,19 @@ def test_a_client_chooses_among_the_methods_of_its_listener(
     make_authenticator(config, pool).authenticate(shown, answers.append)
     pool.run()
     assert [login is not None for login in answers] == [is_admitted]
+
+
+def test_certificates_alone_need_a_listener_that_verifies_them(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    auth = AuthConfig(methods=("certificate",))
+    plain = ListenerConfig(protocol="mqtt", address="1", name="plain")
+    with pytest.raises(ConfigError, match=r"\[auth\] methods: 'certificate' needs a listener"):
+        make_authenticator(Config(listen={}, listeners=(plain,), auth=auth), Pool())
+    tls = TlsConfig(certificate="c", key="k", ca="ca")
+    secure = ListenerConfig(protocol="mqtt", address="2", name="secure", tls=tls)
+    make_authenticator(Config(listen={}, listeners=(secure,), auth=auth), Pool())
+    assert not caplog.messages
+    make_authenticator(Config(listen={}, listeners=(plain, secure), auth=auth), Pool())
+    (warning,) = caplog.messages
+    assert warning.startswith("listener plain: nobody can come in")

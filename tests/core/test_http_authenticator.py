@@ -8,13 +8,15 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
+import aiohttp
 import pika
 import pytest
+import yarl
 from aiohttp import web
 from pika.exceptions import ProbableAccessDeniedError
 
 from tests.support.authentication import Pool
-from trivium.config import Config, HttpAuthConfig, ListenerConfig, StorageConfig
+from trivium.config import Config, HttpAuthConfig, Listen, ListenerConfig, StorageConfig
 from trivium.runtime.authentication import Authentication
 from trivium.runtime.broker import Broker
 from trivium.runtime.fetching import Fetcher
@@ -26,6 +28,8 @@ from trivium_native import connect
 from trivium_native.errors import AuthenticationFailed
 
 URL = "http://auth.example/check"
+#: ann and her password
+SHOWN = {"Authorization": "Basic YW5uOnNlY3JldA=="}
 
 
 class Asked:
@@ -378,3 +382,27 @@ async def test_a_native_client_names_its_virtual_host_with_what_it_shows(own: st
             async with connect(f"trivium://ann:secret@{at}/{'' if own else 'farm'}"):
                 pass
         assert [each["vhost"] for each in server.asked] == ["farm"]
+
+
+async def test_a_request_over_http_asks_for_the_virtual_host_that_it_names() -> None:
+    async with WebServer(web.Response(), ("farm",)) as server:
+        config = Config(
+            listen={"http": Listen(0)},
+            storage=StorageConfig(mode="memory"),
+            http_auth=HttpAuthConfig(url=server.url, cache_seconds=0),
+        )
+        async with Broker(config) as broker, aiohttp.ClientSession() as client:
+            place = f"http://{broker.listeners['http']}/api"
+            broker.virtual_hosts.declare("farm")
+            grants = Grants()
+            for name in ("/", "farm"):
+                grants.permit(name, ".*", ".*", ".*")
+            broker.permissions.set_user("ann", grants)
+            found = []
+            for path in ("whoami", "vhosts/%2F/queues/q/leases", "vhosts/farm/queues/q/leases"):
+                url = yarl.URL(f"{place}/v1/{path}", encoded=True)
+                method = "GET" if path == "whoami" else "POST"
+                async with client.request(method, url, headers=SHOWN, json={}) as answer:
+                    found.append(answer.status)
+        assert [each["vhost"] for each in server.asked] == ["", "/", "farm"]
+        assert found == [403, 404, 401]

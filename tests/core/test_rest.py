@@ -18,7 +18,7 @@ from paho.mqtt.properties import Properties
 
 import trivium_native
 from tests.support.rest import DOCUMENT, USERS, authorization, filled, serve
-from trivium.config import JwtConfig
+from trivium.config import HttpAuthConfig, JwtConfig
 from trivium.management.endpoints import CLIENTS
 from trivium.management.rest import ENDPOINTS
 from trivium.management.rest.operations import Operation
@@ -607,8 +607,12 @@ async def test_of_two_who_make_a_user_at_a_time_one_is_refused(tmp_path: Path) -
         assert sorted([status for status, _ in await asyncio.gather(*makes)]) == [201, 412]
 
 
+#: Where a server may know users by names that the broker does not.
+STRANGERS = HttpAuthConfig(url="http://127.0.0.1:1/")
+
+
 async def test_limits_are_set_as_a_whole_of_users_and_virtual_hosts(tmp_path: Path) -> None:
-    async with serve(tmp_path) as site:
+    async with serve(tmp_path, http_auth=STRANGERS) as site:
         for path, name in (("users/of-a-file", "of-a-file"), ("vhosts/%2F", "/")):
             limits = {"max-queues": 3}
             assert await site.ask("PUT", f"{path}/limits", json={"limits": limits}) == (204, None)
@@ -624,7 +628,7 @@ async def test_limits_are_set_as_a_whole_of_users_and_virtual_hosts(tmp_path: Pa
 async def test_whom_only_others_know_is_permitted_by_name_in_one_or_all_virtual_hosts(
     tmp_path: Path,
 ) -> None:
-    async with serve(tmp_path) as site:
+    async with serve(tmp_path, http_auth=STRANGERS) as site:
         patterns = {"configure": "", "write": "^a", "read": ".*"}
         for vhost in ("%2F", "*"):
             path = f"users/of-a-token/permissions/{vhost}"
@@ -634,6 +638,18 @@ async def test_whom_only_others_know_is_permitted_by_name_in_one_or_all_virtual_
             assert [row["vhost"] for row in rows] == [vhost.replace("%2F", "/")]
             assert await site.ask("DELETE", path) == (204, None)
         assert (await site.ask("PUT", "users/x/permissions/none", json=patterns))[0] == 404
+
+
+async def test_nothing_is_set_for_a_name_that_nobody_has(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        patterns = {"configure": "", "write": "^a", "read": ".*"}
+        for path, body in (
+            ("permissions/%2F", patterns),
+            ("topic-permissions/%2F/amq.topic", {"write": "", "read": ""}),
+            ("limits", {"limits": {"max-queues": 3}}),
+        ):
+            status, found = await site.ask("PUT", f"users/nobody/{path}", json=body)
+            assert (status, found["detail"]) == (404, "no user 'nobody'")
 
 
 async def test_a_role_is_given_and_taken(tmp_path: Path) -> None:

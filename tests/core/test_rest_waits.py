@@ -42,8 +42,10 @@ class Waiting:
         self._waits: Waits | None = None
         begin = Waits.begin
 
-        def recorded(waits: Waits, call: Call, stop: Callable[[], None]) -> None:
-            begin(waits, call, stop)
+        def recorded(
+            waits: Waits, call: Call, stop: Callable[[], None], may: Callable[[], bool]
+        ) -> None:
+            begin(waits, call, stop, may)
             self._waits = waits
             self._began.set()
 
@@ -82,9 +84,10 @@ async def came(site: Site, cause: str) -> tuple[dict[str, str], str]:
 @pytest.mark.parametrize(
     ("road", "cause"),
     [("lease", cause) for cause in CAUSES]
-    + [(road, "password") for road in ROADS if road != "lease"],
+    + [(road, "password") for road in ROADS if road != "lease"]
+    + [(road, "permissions") for road in ROADS],
 )
-async def test_what_waits_is_answered_401_once_its_caller_may_not_stay(
+async def test_what_waits_is_answered_at_once_when_its_caller_may_not_stay_or_not_have_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, road: str, cause: str
 ) -> None:
     (tmp_path / "secret").write_text(SECRET, encoding="utf-8")
@@ -112,6 +115,8 @@ async def test_what_waits_is_answered_401_once_its_caller_may_not_stay(
             await site.ask("PUT", "users/new", json={"password": "q"})
         elif cause == "key":
             await site.ask("DELETE", f"keys/{number}")
+        elif cause == "permissions":
+            await site.ask("DELETE", "users/new/permissions/%2F")
         elif cause == "session":
             assert (await site.ask("DELETE", "session", "", headers=shown))[0] == 204
         else:
@@ -119,7 +124,7 @@ async def test_what_waits_is_answered_401_once_its_caller_may_not_stay(
             site.broker.now_ms += 120_000
             waits.due()
         async with asyncio.timeout(20):
-            assert (await asked)[0] == 401
+            assert (await asked)[0] == (403 if cause == "permissions" else 401)
         assert (
             len(queue),
             len(queue.consumers),

@@ -28,6 +28,7 @@ from trivium.config import (
     ListenerConfig,
     StorageConfig,
     TlsConfig,
+    UserConfig,
 )
 from trivium.errors import ConfigError
 from trivium.management.views import distinguished_name, view_tls
@@ -520,6 +521,34 @@ async def test_a_client_certificate_names_the_user(
                 shown = view_tls(connection)
                 assert shown is not None
                 assert (shown.subject, shown.issuer, shown.validity) == (None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("owner", "headers", "status"),
+    [
+        ("ann", "", 200),
+        ("ann", "Sec-Fetch-Site: same-origin\r\n", 200),
+        # What a browser asks for a page of another site.
+        ("ann", "Sec-Fetch-Site: cross-site\r\n", 401),
+        ("ann", "Origin: https://other.example\r\n", 401),
+        # A password decides where there is one.
+        ("ann", "Authorization: Basic YW5uOndyb25n\r\n", 401),
+        ("", "", 401),
+    ],
+)
+async def test_a_client_certificate_is_enough_over_http(
+    authority: Authority, server_pair: Pair, owner: str, headers: str, status: int
+) -> None:
+    found = config(tls_of(server_pair, ca=str(authority.ca)), "http")
+    users = {"ann": UserConfig(password="right", tags=("management",))}
+    found = replace(found, users=users, auth=AuthConfig(methods=("certificate", "internal")))
+    context = client_context(authority, authority.pair(owner) if owner else None)
+    async with Broker(found) as broker, connected(broker, context) as (reader, writer):
+        head = f"GET /api/v1/whoami HTTP/1.0\r\nHost: localhost\r\n{headers}\r\n"
+        writer.write(head.encode())
+        answer = await reader.read()
+        assert answer.startswith(f"HTTP/1.0 {status} ".encode())
+        assert (b'"name": "ann"' in answer) == (status == 200)
 
 
 @pytest.mark.parametrize(

@@ -1,16 +1,31 @@
 """The broker's own users: a table that commands change, beside the configuration."""
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 from tests.support.authentication import MOSQUITTO_7, Pool
-from trivium.config import Config, UserConfig
+from tests.support.server import Server
+from trivium.config import (
+    AuthConfig,
+    Config,
+    HttpAuthConfig,
+    JwtConfig,
+    ListenerConfig,
+    StorageConfig,
+    UserConfig,
+)
 from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
+from trivium.listen import TlsConfig
 from trivium.runtime.authentication import Authentication
+from trivium.runtime.broker import Broker
 from trivium.security import users as module
+from trivium.security.granted import USER
 from trivium.security.identity import Identity
-from trivium.security.permissions import READ, grants_of
+from trivium.security.passwords import hash_password
+from trivium.security.permissions import READ, Grants, grants_of
 from trivium.security.users import Users
 from trivium.storage.memory import MemoryStorage
 
@@ -112,3 +127,70 @@ def test_the_acl_of_a_user_moves_with_its_virtual_host() -> None:
     found.set_virtual_host("ann", "farm")
     assert [access.may_topic(READ, "amq.topic", b"t") for access in accesses] == [False, True]
     assert told == ["ann"]
+
+
+# What is set for a name
+
+
+def broker_of(**options: Any) -> Broker:
+    return Server(config=Config(storage=StorageConfig(mode="memory"), **options)).broker
+
+
+def test_nothing_is_granted_to_a_name_that_nobody_has() -> None:
+    broker = broker_of()
+    granted, limits = broker.authentication.granted, broker.logins.limits
+    with pytest.raises(NotFound, match="no user 'ann'"):
+        granted.set(USER, "ann", grants_of({"/": {"read": ".*"}}, {}, [], []))
+    with pytest.raises(NotFound, match="no user 'ann'"):
+        limits.set("ann", {"max-queues": 5})
+    assert broker.permissions.user("ann") is None
+    assert list(limits.all()) == []
+    broker.users.add("ann", "p")
+    granted.set(USER, "ann", Grants())
+    limits.set("ann", {"max-queues": 5})
+
+
+def test_users_of_a_password_file_are_known_by_their_names(tmp_path: Path) -> None:
+    file = tmp_path / "passwords"
+    file.write_text(f"ann:{hash_password(b'p')}\n")
+    broker = broker_of(auth=AuthConfig(password_files=(str(file),)))
+    broker.authentication.granted.set(USER, "ann", Grants())
+    with pytest.raises(NotFound):
+        broker.authentication.granted.set(USER, "bob", Grants())
+
+
+@pytest.mark.parametrize("road", ["token", "certificate", "http"])
+def test_a_name_that_only_others_know_may_be_granted_something(road: str, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"http_auth": HttpAuthConfig(url="http://127.0.0.1:1/")}
+    if road == "token":
+        key = tmp_path / "key"
+        key.write_text("s" * 32)
+        options = {"jwt": JwtConfig(key_file=str(key), algorithms=("HS256",))}
+    elif road == "certificate":
+        tls = TlsConfig(certificate="c", key="k", ca="ca")
+        options = {"listeners": (ListenerConfig(protocol="mqtt", address="127.0.0.1:0", tls=tls),)}
+    broker = broker_of(**options)
+    broker.authentication.granted.set(USER, "ann", Grants())
+    broker.logins.limits.set("ann", {"max-queues": 5})
+
+
+def test_a_new_user_begins_with_nothing_whatever_was_granted_to_its_name() -> None:
+    broker = broker_of(http_auth=HttpAuthConfig(url="http://127.0.0.1:1/"))
+    granted = broker.authentication.granted
+    granted.set(USER, "ann", grants_of({"/": {"read": ".*"}}, {}, [], ["r"]))
+    broker.logins.limits.set("ann", {"max-queues": 5})
+    broker.users.add("ann", "p")
+    assert broker.permissions.user("ann") is None
+    assert list(broker.logins.limits.all()) == []
+    assert list(broker.storage.table("permissions").items()) == []
+    assert list(broker.storage.table("limits").items()) == []
+
+
+def test_what_the_configuration_grants_to_a_name_holds_for_a_user_of_it(tmp_path: Path) -> None:
+    file = tmp_path / "acl"
+    file.write_text("user ann\ntopic read t\n")
+    broker = broker_of(auth=AuthConfig(acl_file=str(file)))
+    broker.users.add("ann", "p")
+    grants = broker.permissions.user("ann")
+    assert grants is not None
+    assert [line.text for line in grants.acl] == ["topic read t"]

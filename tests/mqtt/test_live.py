@@ -293,7 +293,7 @@ async def test_mqtt_3_1_2_24_a_silent_client_has_its_will_published_and_its_sock
         assert await reader.readexactly(9) == publish("w", b"gone")
         assert await silent.read() == (b"\xe0\x01\x8d" if version == 5 else b"")
         # The broker's end is gone although the client has not closed its own.
-        while len(server.sockets) > 1:
+        while len(server.sockets) > 1:  # noqa: ASYNC110
             await asyncio.sleep(0)
         silent_writer.close()
         writer.close()

@@ -331,28 +331,23 @@ class AmqpConnection(FramedConnection):
         """A frame on channel 0 that the connection's state admits."""
         if event == HEARTBEAT_EVENT:
             return
-        if self.state is states.CLOSING:
-            if event == methods.CONNECTION_CLOSE:
-                self._answer_close()
-            else:
-                self.close()
+        is_closing = self.state is states.CLOSING
+        if is_closing and event != methods.CONNECTION_CLOSE:
+            self.close()
             return
-        arguments = methods.decode(event, data, start + 4, end)
+        arguments = [] if is_closing else methods.decode(event, data, start + 4, end)
         if event == methods.CONNECTION_CLOSE:
             self.confirms.flush()
             self.release()
-            self._answer_close()
+            if self.replies.say_goodbye(CLOSE_OK_FRAME, True):
+                self.close()
+            else:
+                self.is_closed = True
         elif event == methods.CONNECTION_UPDATE_SECRET:
             Renewal(self).start(arguments[0])
         else:
             assert self._handshake is not None
             self._handshake.take_method(event, arguments)
-
-    def _answer_close(self) -> None:
-        if self.replies.say_goodbye(CLOSE_OK_FRAME, True):
-            self.close()
-        else:
-            self.is_closed = True
 
     def _open_channel(self, number: int, data: bytes, start: int, end: int) -> None:
         methods.decode(methods.CHANNEL_OPEN, data, start + 4, end)

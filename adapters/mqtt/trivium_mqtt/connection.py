@@ -436,14 +436,6 @@ class MqttConnection(Reader):
         self._abandon()
         self.end_with(packets.disconnect(reason) if is_told else b"")
 
-    def _give_up(self) -> None:
-        """Nothing was heard for too long: the client may be told, but is not waited for."""
-        if self.is_v5:
-            self.send(packets.disconnect(KEEP_ALIVE_TIMEOUT))
-        self._abandon()
-        self._waiting = None
-        self.cut()
-
     def _abandon(self) -> None:
         session = self.session
         if session is not None:
@@ -496,7 +488,12 @@ class MqttConnection(Reader):
                 # It is told nothing, so there is nothing that it must get.
                 self.transport.abort()
         elif self._keep_alive and not self.held_for and elapsed - self.heard_at > self._keep_alive:
-            self._give_up()
+            # It may be told, but is not waited for.
+            if self.is_v5:
+                self.send(packets.disconnect(KEEP_ALIVE_TIMEOUT))
+            self._abandon()
+            self._waiting = None
+            self.close(False)
 
 
 class _Granted:

@@ -236,9 +236,9 @@ class Writer(FramedConnection):
         """Send ``last``, behind all that is to leave, and close."""
         self.close_with(last, self._waits)
 
-    def close(self) -> None:
+    def close(self, waits: bool = True) -> None:
         """Output that waits for the disk is written first."""
-        if self._output_after:
+        if self._output_after and waits:
             self.close_with(b"", True)
         else:
-            super().close()
+            super().close(waits)

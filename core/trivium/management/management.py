@@ -26,6 +26,7 @@ from trivium.management.listing import only_columns
 from trivium.management.state import ManagementState
 from trivium.observability.api import OWN, ApiAnswer, ApiPlace, ApiRefused, ApiRequest, refusal
 from trivium.security.identity import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
+from trivium.security.permissions import EVERY_VHOST
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
@@ -60,12 +61,14 @@ class Management:
 
     def place(self, method: str, path: tuple[str, ...]) -> ApiPlace:
         """Where a request leads. Raises ApiRefused where there is nothing."""
-        _, endpoint = self._found(method, path)
+        found, endpoint = self._found(method, path)
+        vhost = found.names.get("vhost", "")
         return ApiPlace(
             is_public=not endpoint.tags,
             most_bytes=endpoint.most_bytes,
             is_raw=endpoint.is_raw,
             admits_anonymous=endpoint.tags is CLIENTS,
+            vhost="" if vhost == EVERY_VHOST else vhost,
         )
 
     def ask(self, request: ApiRequest, done: Done) -> None:

@@ -72,6 +72,6 @@ def must_wait(call: Call, messages: int, size: int) -> bool:
         call.go_on(lambda: call.endpoint.carry_out(call))
 
     wake = Wake(go_on)
-    call.state.waits.begin(call, go_on)
+    call.state.waits.begin(call, go_on, lambda: call.may_enter(call.vhost.name))
     broker.timeouts.call_at(now + wait, wake)
     return True

@@ -59,7 +59,7 @@ class ManagementState:
             self._of(about).succeeded += 1
         elif event == "user.authentication.failure":
             self._of(about).failed += 1
-        elif event.startswith("user."):
+        elif event.startswith(("user.", "permission.", "role.")) and event != "permission.denied":
             self.waits.look_soon()
         if event == "user.deleted":
             name = str(about["name"])

@@ -1,5 +1,5 @@
 """Requests that wait: for messages, or until they may publish. None outlives what its caller came
-with: it ends as live figures and subscriptions do."""
+with, or may do: it ends as live figures and subscriptions do."""
 
 from __future__ import annotations
 
@@ -21,26 +21,28 @@ class Waits(Timed):
 
     def __init__(self, broker: Broker) -> None:
         self._broker = broker
-        self._stops: dict[Call, Callable[[], None]] = {}
+        # By call: what ends it, and whether what it waits for is permitted.
+        self._waiting: dict[Call, tuple[Callable[[], None], Callable[[], bool]]] = {}
 
-    def begin(self, call: Call, stop: Callable[[], None]) -> None:
-        """A call waits. ``stop`` has it go on at once, which finds that it may not."""
-        self._stops[call] = stop
+    def begin(self, call: Call, stop: Callable[[], None], may: Callable[[], bool]) -> None:
+        """A call waits, for what it ``may`` have now. ``stop`` has it go on at once, which finds
+        that it may not."""
+        self._waiting[call] = stop, may
         self._broker.timeouts.call_at(self._broker.elapsed_ms + LOOK_MS, self)
 
     def end(self, call: Call) -> None:
         """A call goes on, whether or not it waited."""
-        self._stops.pop(call, None)
+        self._waiting.pop(call, None)
 
     def look_soon(self) -> None:
-        """Users, their keys or sessions are others than before."""
-        if self._stops:
+        """Users, their keys or sessions, or what they may do, are others than before."""
+        if self._waiting:
             self._broker.timeouts.call_at(self._broker.elapsed_ms, self)
             self._broker.request_turn()
 
     def due(self) -> None:
-        for call, stop in list(self._stops.items()):
-            if call in self._stops and not call.may_go_on(self._broker.now_ms):
+        for call, (stop, may) in list(self._waiting.items()):
+            if call in self._waiting and not (call.may_go_on(self._broker.now_ms) and may()):
                 stop()
-        if self._stops:
+        if self._waiting:
             self._broker.timeouts.call_at(self._broker.elapsed_ms + LOOK_MS, self)

@@ -125,6 +125,8 @@ class ApiPlace:
     is_raw: bool = False
     #: whether clients without credentials may ask whom the listener admits
     admits_anonymous: bool = False
+    #: the virtual host that the path names; "" for none
+    vhost: str = ""
 
 
 class Api(Protocol):

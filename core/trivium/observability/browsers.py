@@ -93,9 +93,17 @@ def is_of_own_page(method: str, headers: Mapping[str, str]) -> bool:
     """Whether a request comes from a page of ours, or from the user's own hand."""
     if method not in SAFE_METHODS and PAGE_HEADER not in headers:
         return False
+    if headers.get("Sec-Fetch-Site") == "none":
+        return method in SAFE_METHODS
+    return is_of_this_site(headers)
+
+
+def is_of_this_site(headers: Mapping[str, str]) -> bool:
+    """Whether a request comes from no page of another site: from one of ours, from the user's own
+    hand, or from a program that is no browser."""
     site = headers.get("Sec-Fetch-Site")
     if site is not None:
-        return site == "same-origin" or (site == "none" and method in SAFE_METHODS)
+        return site in ("same-origin", "none")
     origin = headers.get("Origin")
     try:
         return origin is None or urlsplit(origin).netloc == headers.get("Host", "")

@@ -45,7 +45,14 @@ from trivium.observability.api import (
     Refusal,
     refusal,
 )
-from trivium.observability.browsers import PAGE_HEADER, Cookie, File, cookie_of, is_of_own_page
+from trivium.observability.browsers import (
+    PAGE_HEADER,
+    Cookie,
+    File,
+    cookie_of,
+    is_of_own_page,
+    is_of_this_site,
+)
 from trivium.observability.feeds import (
     SEND_SECONDS,
     is_of_another_site,
@@ -414,7 +421,7 @@ class HttpServer:
         if _is_page(request):
             # Whoever has not signed in does not try to come in by that.
             raise ApiRefused(refusal(401, "not_authorised", "nobody has signed in"))
-        found = await self._identify(request, place.admits_anonymous)
+        found = await self._identify(request, place.admits_anonymous, place.vhost)
         if found is None:
             raise ApiRefused(refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
         return found
@@ -445,10 +452,12 @@ class HttpServer:
     def _is_local(self, request: web.Request) -> bool:
         return self._listener.is_unix or is_loopback(request.remote or "")
 
-    async def _identify(self, request: web.Request, admits_anonymous: bool) -> Login | None:
-        """By what a client is in who asks; None when it may not. Where nobody comes in without
-        credentials, whatever the listener admits, not ``admits_anonymous``. Raises ApiRefused where
-        there was no time to look."""
+    async def _identify(
+        self, request: web.Request, admits_anonymous: bool, vhost: str = ""
+    ) -> Login | None:
+        """By what a client is in who asks, for something in ``vhost`` if it names one; None when it
+        may not. Where nobody comes in without credentials, whatever the listener admits, not
+        ``admits_anonymous``. Raises ApiRefused where there was no time to look."""
         username, password = None, b""
         header = request.headers.get(hdrs.AUTHORIZATION, "")
         if not header and isinstance(self._listener, ControlListener):
@@ -462,6 +471,7 @@ class HttpServer:
             except ValueError:
                 return None
             username, password = credentials.login, credentials.password.encode()
+        owner, is_ambiguous = _certificate_of(request)
         put_off: list[bool] = []
         attempt = Attempt(
             username=username,
@@ -474,6 +484,9 @@ class HttpServer:
             ),
             protocol=self._listener.protocol,
             listener=self._listener.name,
+            vhost=vhost,
+            certificate_user=owner,
+            is_certificate_ambiguous=is_ambiguous,
             is_gone=lambda: request.transport is None,
             is_put_off=lambda: put_off.append(True),
         )
@@ -567,6 +580,18 @@ _CREDENTIALS_NEEDED: Final = "user name and password are needed"
 _API_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 _CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Basic realm="trivium", charset="UTF-8"'}
 _PAGE_CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Bearer realm="trivium"'}
+
+
+def _certificate_of(request: web.Request) -> tuple[str, bool]:
+    """Whose certificate TLS has verified, "" for nobody's, and whether it says several names.
+
+    A browser shows it for pages of other sites too, and these are not to ask by it.
+    """
+    transport = request.transport
+    if transport is None or not is_of_this_site(request.headers):
+        return "", False
+    found = transport.get_extra_info("client_certificate")
+    return ("", False) if found is None else (found.user_name, found.is_ambiguous)
 
 
 def _is_page(request: web.Request) -> bool:

@@ -403,15 +403,11 @@ class Connection(Managed):
         self.traffic.writes += 1
         return pieces
 
-    def close(self) -> None:
-        """Write the output, then close the connection. ``lost`` follows, later than this call."""
-        self._close(True)
+    def close(self, waits: bool = True) -> None:
+        """Write the output, then close the connection. ``lost`` follows, later than this call.
 
-    def cut(self) -> None:
-        """``close``, for a client of which too long nothing was heard: it is not waited for."""
-        self._close(False)
-
-    def _close(self, waits: bool) -> None:
+        Without ``waits`` the client is taken for dead, and not waited for.
+        """
         if not self.is_closed:
             self.is_closed = True
             self.usage.leave()

@@ -16,6 +16,7 @@ from trivium.common.timers import Timed
 from trivium.config import Config, HttpAuthConfig, JwtConfig
 from trivium.errors import ConfigError
 from trivium.host import Host
+from trivium.listen import ControlListener
 from trivium.runtime.grants import configure_permissions, configure_quotas
 from trivium.security.api_keys import API_KEY, ApiKeys
 from trivium.security.attempts import Login, Method
@@ -83,7 +84,7 @@ class Authentication:
         self.permissions = Permissions(events)
         configure_permissions(self.permissions, config)
         #: what commands grant
-        self.granted = Granted(self.permissions, permissions_changed, events)
+        self.granted = Granted(self.permissions, permissions_changed, events, self.may_be)
         remembered = Remembered()
         clock = clock or Clock()
         patience_ms = int(config.limits.handshake_seconds * 1000)
@@ -104,14 +105,14 @@ class Authentication:
         self._auth = auth
         self.api_keys = ApiKeys(self.users, now_ms, self._changed, events)
         methods: list[Method] = [self.users, Certificates(self.users), Inside(self.users)]
+        self._files: PasswordFiles | None = None
         if auth.password_files:
             paths = [Path(path) for path in auth.password_files]
-            methods.append(PasswordFiles(paths, remembered, hashes, run_in_pool, self._changed))
+            self._files = PasswordFiles(paths, remembered, hashes, run_in_pool, self._changed)
+            methods.append(self._files)
+        self._admits_strangers = admits_strangers(config)
         methods.append(self.api_keys)
-        if config.jwt.is_set_up:
-            methods.append(Tokens(token_rules(config.jwt), run_in_pool, fetch, now_ms))
-        if config.http_auth.url:
-            methods.append(HttpAuthenticator(web_rules(config.http_auth), fetch, now_ms))
+        methods += remote_methods(config, run_in_pool, fetch, now_ms)
         known = [method.name for method in methods]
         check_chains(config, known)
         self.authenticator = Authenticator(
@@ -138,6 +139,13 @@ class Authentication:
             # A salt that lasts tells nothing, as one would that is another after each start.
             self.users.make_missing_keys(self._run_in_pool, lambda name: made_up.of(name, []).salt)
 
+    def may_be(self, name: str) -> bool:
+        """Whether there may be a user of that name: the broker knows it, or only tokens, client
+        certificates or a server do, which say so when it comes."""
+        if self._admits_strangers or self.users.find(name) is not None:
+            return True
+        return self._files is not None and self._files.find(name) is not None
+
     def _tags_of(self, identity: Identity) -> frozenset[str]:
         if identity.is_anonymous:
             return frozenset(self._auth.anonymous_tags)
@@ -156,6 +164,27 @@ class Authentication:
     def _changed(self) -> None:
         self.authenticator.changed()
         self._tell()
+
+
+def remote_methods(
+    config: Config, run_in_pool: RunInPool, fetch: Fetch, now_ms: Callable[[], int]
+) -> list[Method]:
+    """Those that are set up for users whom others know. Raises ConfigError."""
+    methods: list[Method] = []
+    if config.jwt.is_set_up:
+        methods.append(Tokens(token_rules(config.jwt), run_in_pool, fetch, now_ms))
+    if config.http_auth.url:
+        methods.append(HttpAuthenticator(web_rules(config.http_auth), fetch, now_ms))
+    return methods
+
+
+def admits_strangers(config: Config) -> bool:
+    """Whether users may come of whom nobody here knows before."""
+    return (
+        config.jwt.is_set_up
+        or config.http_auth.url != ""
+        or any(listener.verifies_clients for listener in config.all_listeners())
+    )
 
 
 def configured_users(config: Config) -> list[StoredUser]:
@@ -219,8 +248,25 @@ def web_rules(config: HttpAuthConfig) -> WebRules:
 def check_chains(config: Config, known: list[str]) -> None:
     """Raise ConfigError unless all methods that the configuration names are set up."""
     check_methods("[auth]", config.auth.methods, known)
-    for listener in config.all_listeners():
+    listeners = [each for each in config.all_listeners() if not isinstance(each, ControlListener)]
+    for listener in listeners:
         check_methods(f"listener {listener.name}", listener.methods, known)
+    if CERTIFICATE not in config.auth.methods:
+        return
+    # A listener with methods of its own has looked at them itself.
+    plain = [each for each in listeners if not each.methods and not each.verifies_clients]
+    if plain and not any(each.verifies_clients for each in listeners):
+        raise ConfigError(
+            f"[auth] methods: {CERTIFICATE!r} needs a listener with tls and client certificates"
+            " (ca)"
+        )
+    if config.auth.methods == (CERTIFICATE,):
+        for listener in plain:
+            logger.warning(
+                "listener %s: nobody can come in by the methods of [auth]: they are client"
+                " certificates alone, and it has none",
+                listener.name,
+            )
 
 
 def check_methods(place: str, names: Iterable[str], known: list[str]) -> None:
@@ -269,7 +315,12 @@ class Logins(Timed):
         #: those that came with something that expires
         self.expiring: set[Connection] = set()
         #: quotas that commands set
-        self.limits = configure_quotas(broker.quotas, broker.config, broker.events)
+        self.limits = configure_quotas(
+            broker.quotas,
+            broker.config,
+            broker.events,
+            lambda name: broker.authentication.may_be(name),
+        )
         broker.quotas.changed = self._limits_changed
         # Those that have shown nothing of themselves yet, and since when, oldest first.
         self._silent: dict[Connection, int] = {}
@@ -312,6 +363,11 @@ class Logins(Timed):
     def came_in(self, connection: Connection) -> None:
         """A client is in, or gone: what it has sent does not count any more."""
         self._sent_bytes -= self._sent.pop(connection, 0)
+
+    def user_added(self, name: str) -> None:
+        """There will be another user of this name: it has nothing of what was granted to it."""
+        self._broker.authentication.granted.forget_user(name)
+        self.limits.forget(name)
 
     def _limits_changed(self, scope: str, name: str) -> None:
         """Quotas have changed, of one user, virtual host or listener."""

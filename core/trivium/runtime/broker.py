@@ -137,6 +137,7 @@ class Broker(Host):
             self.logins.permissions_changed,
             self.events,
         )
+        self.authentication.users.adding = self.logins.user_added
         self.virtual_hosts = VirtualHosts(self)
         self.adapters: dict[str, Adapter] = {}
         #: live connections, for limits, alarms and shutdown

@@ -4,6 +4,8 @@ quotas.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from trivium.common.events import Events
 from trivium.common.quotas import LISTENER, USER, VHOST, Quotas
 from trivium.config import EVERYTHING, Config
@@ -47,7 +49,9 @@ def configure_permissions(permissions: Permissions, config: Config) -> None:
         permissions.set_user(name, found)
 
 
-def configure_quotas(quotas: Quotas, config: Config, events: Events) -> UserLimits:
+def configure_quotas(
+    quotas: Quotas, config: Config, events: Events, may_be: Callable[[str], bool]
+) -> UserLimits:
     """Set the quotas of `config`, which has checked itself; beside them users have others."""
     quotas.set_defaults(USER, config.limits.user)
     quotas.set_defaults(VHOST, config.limits.vhost)
@@ -56,4 +60,4 @@ def configure_quotas(quotas: Quotas, config: Config, events: Events) -> UserLimi
     for listener in config.all_listeners():
         quotas.set_limits(LISTENER, listener.name, listener.limits)
     limits = {name: user.limits for name, user in config.users.items()}
-    return UserLimits(quotas, limits, events)
+    return UserLimits(quotas, limits, events, may_be)

@@ -26,11 +26,19 @@ MAX_ENTRIES: Final = 1024
 
 
 class Granted:
-    """The table of one broker. ``changed`` is told whose permissions changed, None: anybody's."""
+    """The table of one broker. ``changed`` is told whose permissions changed, None: anybody's.
+
+    ``may_be`` says whether there may be a user of a name.
+    """
 
     def __init__(
-        self, permissions: Permissions, changed: Callable[[str | None], None], events: Events
+        self,
+        permissions: Permissions,
+        changed: Callable[[str | None], None],
+        events: Events,
+        may_be: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        self._may_be = may_be
         self._permissions = permissions
         self._changed = changed
         self._events = events
@@ -78,6 +86,9 @@ class Granted:
         self.copy(kind, name)
         if not name:
             raise PreconditionFailed(f"a {kind} has a name")
+        if kind == USER and (kind, name) not in self._rows and not self._may_be(name):
+            # What nobody has would be a later user's, who begins with nothing.
+            raise NotFound(f"no user '{name}'")
         if len(self._rows) >= MAX_ROWS and (kind, name) not in self._rows:
             raise LimitExceeded(f"there are {MAX_ROWS} users and roles with permissions")
         entries = (grants.permissions, grants.topics, grants.roles)
@@ -110,7 +121,7 @@ class Granted:
         self._events.tell(f"{_EVENTS[kind]}.deleted", name=name)
 
     def forget_user(self, name: str) -> None:
-        """A user is deleted: another of its name begins with nothing."""
+        """A user is made, or deleted: it begins with nothing, and so does another of its name."""
         if (USER, name) in self._rows and (USER, name) not in self._configured:
             self.delete(USER, name)
 

@@ -6,13 +6,13 @@ is not changed by commands.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from trivium.common.events import Events
 from trivium.common.quotas import USER, Quotas, check_limits
 from trivium.common.values import pack, unpack
-from trivium.errors import AccessRefused, LimitExceeded
+from trivium.errors import AccessRefused, LimitExceeded, NotFound
 from trivium.security.users import check_name
 from trivium.storage.base import Table
 
@@ -21,11 +21,18 @@ MAX_ROWS: Final = 100_000
 
 
 class UserLimits:
-    """The table of one broker. ``configured`` has the users of the configuration."""
+    """The table of one broker. ``configured`` has the users of the configuration; ``may_be`` says
+    whether there may be a user of a name.
+    """
 
     def __init__(
-        self, quotas: Quotas, configured: Mapping[str, Mapping[str, int]], events: Events
+        self,
+        quotas: Quotas,
+        configured: Mapping[str, Mapping[str, int]],
+        events: Events,
+        may_be: Callable[[str], bool] = lambda _: True,
     ) -> None:
+        self._may_be = may_be
         self._quotas = quotas
         self._events = events
         self._configured = configured
@@ -54,15 +61,19 @@ class UserLimits:
         key = name.encode()
         if not found:
             self._table.delete(key)
-        elif len(self._table) >= MAX_ROWS and self._table.get(key) is None:
-            raise LimitExceeded(f"there are {MAX_ROWS} users with limits")
         else:
+            if self._table.get(key) is None:
+                if not self._may_be(name):
+                    # They would be a later user's, who begins with none.
+                    raise NotFound(f"no user '{name}'")
+                if len(self._table) >= MAX_ROWS:
+                    raise LimitExceeded(f"there are {MAX_ROWS} users with limits")
             self._table.put(key, pack(found))
         self._quotas.set_limits(USER, name, found)
         self._events.tell("user.limits.set", name=name, limits=found)
 
     def forget(self, name: str) -> None:
-        """A user is deleted: another of its name begins with none."""
+        """A user is made, or deleted: it begins with none, and so does another of its name."""
         if name not in self._configured and self._quotas.limits(USER, name):
             self.set(name, {})
 

@@ -77,6 +77,8 @@ class Users(PasswordMethod):
         self._table: Table | None = None
         self._changed = changed
         self._events = events
+        #: told the name of one that is to be added: what there is of that name is not for it
+        self.adding: Callable[[str], None] = lambda _: None
 
     def open(self, table: Table) -> None:
         """Load the users of the table, and keep them there from now on."""
@@ -205,6 +207,7 @@ class Users(PasswordMethod):
     ) -> None:
         """Add a user with a hashed password. Raises TopologyError."""
         self.check_new(name)
+        self.adding(name)
         self._put(StoredUser(name=name, stored=stored, scram=scram, tags=check_tags(tags)))
         self._events.tell("user.created", name=name, tags=self._rows[name].tags)
 

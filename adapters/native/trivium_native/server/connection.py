@@ -145,7 +145,7 @@ class NativeConnection(FramedConnection):
             self.metrics.protocol_errors += 1
             self.send(_error_frame(0, TimedOut("no heartbeat in time")))
             # It is not waited for.
-            self.cut()
+            self.close(False)
 
     def flushed(self) -> None:
         if self._is_held:
@@ -286,21 +286,18 @@ class NativeConnection(FramedConnection):
         self.mark_dirty()
 
     def fail(self, correlation: int, error: NativeError) -> None:
-        """Say why, then close."""
+        """Say why, behind what the client is to be told before, and close."""
         if not self.is_closed:
             self.metrics.protocol_errors += 1
-            self._end_with(_error_frame(correlation, error))
+            self._send_confirms()
+            self.close_with(_error_frame(correlation, error), self._answers.waits)
 
     def send_close(self, error: NativeError) -> None:
-        """Send CLOSE, and close."""
+        """Send CLOSE, behind what the client is to be told before, and close."""
         if not self.is_closed:
-            self._end_with(encode_frame(frames.CLOSE, 0, pack([error.code, error.text])))
-
-    def _end_with(self, last: bytes) -> None:
-        """Send ``last`` and close, behind all that the client is to be told of before, for which
-        the disk may be waited for."""
-        self._send_confirms()
-        self.close_with(last, self._answers.waits)
+            self._send_confirms()
+            last = encode_frame(frames.CLOSE, 0, pack([error.code, error.text]))
+            self.close_with(last, self._answers.waits)
 
     # Frames
 

@@ -389,7 +389,7 @@ def lease(call: Call) -> None:
         )
 
     poll = Poll(call.broker, queue, count, wanted.wait_ms, done)
-    call.state.waits.begin(call, poll.stop)
+    call.state.waits.begin(call, poll.stop, lambda: call.access.may(READ, queue.name))
     poll.begin()
 
 
@@ -560,7 +560,8 @@ def read(call: Call) -> None:
         call.go_on(lambda: _read(call, partition, offset, limit, batches))
 
     reading = PartitionRead(call.broker, partition, offset, asked(call, _WAIT, 0), done)
-    call.state.waits.begin(call, reading.stop)
+    name = partition.stream.name
+    call.state.waits.begin(call, reading.stop, lambda: call.access.may(READ, name))
     reading.step()
 
 

@@ -166,14 +166,19 @@ def _member(call: Call) -> PolledMember:
     return find_member(call.vhost, group, call.names["member"], call.identity.name)
 
 
+def _require(call: Call, member: PolledMember) -> None:
+    """Raise AccessRefused unless all may be read that a member does."""
+    for stream in member.streams:
+        call.access.require(READ, "stream", stream)
+
+
 def poll(call: Call) -> None:
     """Show life, and take the next messages."""
     wanted = body_of(call, Polling)
     found = _member(call)
     if found.read is not None:
         raise ApiRefused(refusal(409, "conflict", f"member '{found.name}' polls already"))
-    for stream in found.streams:
-        call.access.require(READ, "stream", stream)
+    _require(call, found)
     member, revoked = found.beat(wanted.generation, wanted.rewind)
 
     def done(batches: Found) -> None:
@@ -183,7 +188,10 @@ def poll(call: Call) -> None:
     # Who has something to let go is answered at once.
     wait_ms = 0 if revoked else min(wanted.wait_ms, member.session_ms // _WAITED)
     found.read = GroupRead(call.broker, found.positions, wait_ms, done)
-    call.state.waits.begin(call, found.read.end)
+    names = (call.names["group"], *found.streams)
+    call.state.waits.begin(
+        call, found.read.end, lambda: all(call.access.may(READ, name) for name in names)
+    )
     found.read.step()
 
 
@@ -197,9 +205,7 @@ def _answer(
 ) -> None:
     if _member(call) is not found:
         raise StaleMember(f"'{found.name}' was joined again: that one took over")
-    for partition, _ in batches:
-        call.access.require(READ, "stream", partition.stream.name)
-
+    _require(call, found)
     records = _take(found, batches, limit)
     rest = {
         "generation": member.generation,
