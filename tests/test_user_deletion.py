@@ -10,11 +10,12 @@ import pytest
 from pamqp.commands import Basic, Tx
 
 from tests.support import mqtt, native, roads
+from tests.support.authentication import MOSQUITTO_7
 from tests.support.server import NOW_MS
 from tests.support.server import Server as BaseServer
 from tests.support.simulated import Host
 from trivium.common.quotas import QUEUES, USER
-from trivium.config import EVERYTHING, Config, JwtConfig, UserConfig
+from trivium.config import EVERYTHING, AuthConfig, Config, JwtConfig, UserConfig
 from trivium.runtime import user_deletion
 from trivium.runtime.adapter import Adapter
 from trivium.runtime.user_deletion import delete_user
@@ -255,3 +256,46 @@ def test_an_amqp_clients_deliveries_are_queued_again_and_its_transaction_undone(
     assert [client.take()[-1].name for client in (holder, committer)] == ["Connection.Close"] * 2
     assert root.counts("q") == (2, 0)
     assert [root.get("q") for _ in range(3)] == [b"held", b"acknowledged", None]
+
+
+def with_file(host: Host, file: Path, *names: str) -> Server:
+    """A broker whose password file has these names."""
+    write(file, *names)
+    return make_server(host, auth=AuthConfig(password_files=(str(file),)))
+
+
+def write(file: Path, *names: str) -> None:
+    file.write_text("".join(f"{name}:{MOSQUITTO_7}\n" for name in names))
+
+
+def kept(server: Server, name: str, client_id: str) -> mqtt.Client:
+    server.broker.permissions.set_user(name, grants_of(EVERYTHING, {}, [], []))
+    return server.keep(name, client_id, password=b"right")
+
+
+def test_the_sessions_of_a_user_that_a_password_file_has_no_longer_end(tmp_path: Path) -> None:
+    file = tmp_path / "passwords"
+    server = with_file(Host(), file, "ann", "cat")
+    kept(server, "ann", "away").lose()
+    here = kept(server, "ann", "here")
+    here.take()
+    kept(server, "cat", "other").lose()
+    write(file, "cat")
+    server.advance(2)
+    server.sync()
+    assert here.is_closed
+    vhost = server.vhost
+    adapter = server.broker.adapters["mqtt"]
+    assert [each.client_id for each in adapter.describe_sessions(vhost)] == ["other"]
+    assert len(server.host.storage.table("mqtt.sessions//")) == 1
+
+
+def test_they_stay_where_the_broker_itself_has_a_user_of_the_name(tmp_path: Path) -> None:
+    file = tmp_path / "passwords"
+    server = with_file(Host(), file, "ann")
+    kept(server, "ann", "away").lose()
+    server.broker.users.add("ann", "p")
+    write(file)
+    server.advance(2)
+    adapter = server.broker.adapters["mqtt"]
+    assert [each.client_id for each in adapter.describe_sessions(server.vhost)] == ["away"]

@@ -105,11 +105,12 @@ class Authentication:
         self._auth = auth
         self.api_keys = ApiKeys(self.users, now_ms, self._changed, events)
         methods: list[Method] = [self.users, Certificates(self.users), Inside(self.users)]
-        self._files: PasswordFiles | None = None
+        #: None without any
+        self.files: PasswordFiles | None = None
         if auth.password_files:
             paths = [Path(path) for path in auth.password_files]
-            self._files = PasswordFiles(paths, remembered, hashes, run_in_pool, self._changed)
-            methods.append(self._files)
+            self.files = PasswordFiles(paths, remembered, hashes, run_in_pool, self._changed)
+            methods.append(self.files)
         self._admits_strangers = admits_strangers(config)
         methods.append(self.api_keys)
         methods += remote_methods(config, run_in_pool, fetch, now_ms)
@@ -142,9 +143,13 @@ class Authentication:
     def may_be(self, name: str) -> bool:
         """Whether there may be a user of that name: the broker knows it, or only tokens, client
         certificates or a server do, which say so when it comes."""
-        if self._admits_strangers or self.users.find(name) is not None:
+        return self._admits_strangers or self.knows(name)
+
+    def knows(self, name: str) -> bool:
+        """Whether a user of that name is in the configuration, the table or a password file."""
+        if self.users.find(name) is not None:
             return True
-        return self._files is not None and self._files.find(name) is not None
+        return self.files is not None and self.files.find(name) is not None
 
     def _tags_of(self, identity: Identity) -> frozenset[str]:
         if identity.is_anonymous:

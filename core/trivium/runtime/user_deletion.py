@@ -9,7 +9,7 @@ they say what of its declarations is in force, which the broker keeps so.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from trivium.common.quotas import USER
@@ -47,20 +47,12 @@ class UserDeletion(Timed):
 
     def due(self) -> None:
         broker = self._broker
-        if broker.is_behind:
-            broker.timeouts.call_at(broker.elapsed_ms + LOOK_AGAIN_MS, self)
-            return
-        for _ in range(MAX_PER_TURN):
-            if next(self._parts, 0) == 0:
-                serving = broker.events.serving
-                self._forget_permissions()
-                broker.events.serving = serving
-                broker.users.deleted(self._name)
-                self._done()
-                return
-            if broker.driver.is_turn_long():
-                break
-        broker.timeouts.call_at(broker.elapsed_ms + 1, self)
+        if take_parts(broker, self._parts, self):
+            serving = broker.events.serving
+            self._forget_permissions()
+            broker.events.serving = serving
+            broker.users.deleted(self._name)
+            self._done()
 
     def _all_parts(self) -> Iterator[int]:
         """Take the next part away; 1 for each."""
@@ -103,6 +95,50 @@ class UserDeletion(Timed):
         give(vhost, item, None if is_lost else rest)
 
 
+class FormerUsers(Timed):
+    """Users who were in a password file, and are in none any more: what protocols keep for them
+    goes. What they were granted stays with their names."""
+
+    def __init__(self, broker: Broker) -> None:
+        self._broker = broker
+        self._names: set[str] = set()
+        self._parts = self._all_parts()
+
+    def left(self, names: Iterable[str]) -> None:
+        """These have gone; their clients are sent away at the end of this turn."""
+        self._names.update(names)
+        if self._names:
+            self._broker.timeouts.call_at(self._broker.elapsed_ms, self)
+
+    def due(self) -> None:
+        if take_parts(self._broker, self._parts, self):
+            self._parts = self._all_parts()
+
+    def _all_parts(self) -> Iterator[int]:
+        broker = self._broker
+        while self._names:
+            name = self._names.pop()
+            # Somebody else may have the name, or the file may have it again.
+            if not broker.authentication.knows(name):
+                for adapter in broker.adapters.values():
+                    yield from adapter.forget_user(name)
+            yield 1
+
+
+def take_parts(broker: Broker, parts: Iterator[int], timed: Timed) -> bool:
+    """Take some parts away in this turn; whether none is left. Else ``timed`` is called again."""
+    delay_ms = LOOK_AGAIN_MS
+    if not broker.is_behind:
+        for _ in range(MAX_PER_TURN):
+            if next(parts, 0) == 0:
+                return True
+            if broker.driver.is_turn_long():
+                break
+        delay_ms = 1
+    broker.timeouts.call_at(broker.elapsed_ms + delay_ms, timed)
+    return False
+
+
 def delete_user(broker: Broker, name: str, done: Callable[[], None]) -> None:
     """Delete a user with its keys, permissions and limits, and with what protocols keep for it.
 
@@ -117,6 +153,10 @@ def delete_user(broker: Broker, name: str, done: Callable[[], None]) -> None:
 
 
 def go_on(broker: Broker) -> None:
-    """The adapters have started: go on with deletions that the last stop cut off."""
+    """The adapters have started: go on with deletions that the last stop cut off, and watch for
+    users of files who go."""
+    files = broker.authentication.files
+    if files is not None:
+        files.left = FormerUsers(broker).left
     for name in broker.users.leaving:
         UserDeletion(broker, name, lambda: None).begin()

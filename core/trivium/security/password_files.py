@@ -34,7 +34,16 @@ class PasswordFiles(PasswordMethod):
     ) -> None:
         super().__init__(remembered, hashes)
         files = list(paths)
-        self._files = WatchedFiles(files, lambda: _read_all(files), run_in_pool, changed)
+        self._changed = changed
+        #: told the names that are in no file any more, after ``changed``
+        self.left: Callable[[set[str]], None] = lambda _: None
+        self._files = WatchedFiles(files, lambda: _read_all(files), run_in_pool, self._read_again)
+        self._names = set(self._files.content)
+
+    def _read_again(self) -> None:
+        before, self._names = self._names, set(self._files.content)
+        self._changed()
+        self.left(before - self._names)
 
     def find(self, username: str) -> StoredUser | None:
         return self._files.content.get(username)
