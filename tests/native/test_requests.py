@@ -24,6 +24,7 @@ from trivium.security.scram import make_keys, parse_keys
 from trivium.streams.records import PAYLOAD, RecordBatch
 from trivium.vhost.policy_walk import MAX_PER_TURN
 from trivium.vhost.settings import VirtualHostSettings
+from trivium_native.server import lists
 from trivium_native.server.fetching import Fetch
 from trivium_native.server.options import NativeOptions
 from trivium_native.wire import frames
@@ -908,3 +909,25 @@ def test_a_client_may_go_before_its_policy_is_in_force(server: Server) -> None:
         server.settle()
     assert {queue.settings.max_length for queue in queues} == {3}
     assert client.take() == []
+
+
+def test_a_list_that_is_too_long_for_one_reply_is_refused(
+    server: Server, client: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(3):
+        name = f"user {number}"
+        server.broker.users.add(name, "p")
+        server.broker.authentication.api_keys.add(name, None, 0)
+        server.broker.logins.limits.set(name, {"max-queues": 3})
+        grants = grants_of({}, {"/": {"amq.topic": {"write": "a", "read": "a"}}}, [], [])
+        server.broker.permissions.set_user(name, grants)
+    asked = [(frames.MANAGE_USERS, "list"), (frames.MANAGE_USERS, "list-keys")]
+    for action in ("list", "list-topics", "list-limits"):
+        asked.append((frames.MANAGE_PERMISSIONS, action))
+    for kind, action in asked:
+        assert client.ask(kind, action=action)
+    for most, limit in (("MAX_ROWS", 2), ("MAX_FIELDS_BYTES", 8)):
+        with monkeypatch.context() as changed:
+            changed.setattr(lists, most, limit)
+            refused = [client.refused(kind, action=action) for kind, action in asked]
+            assert refused == [403] * len(asked)

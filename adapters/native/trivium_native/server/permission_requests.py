@@ -11,6 +11,7 @@ from trivium.security.identity import ADMINISTRATOR
 from trivium.security.permissions import MAX_LINES, grants_of
 from trivium.vhost.settings import MAX_TAGS, VirtualHostSettings
 from trivium.vhost.virtual_host import VirtualHost
+from trivium_native.server.lists import bounded, reply_rows
 from trivium_native.wire.errors import PreconditionFailed
 from trivium_native.wire.fields import Fields
 
@@ -45,7 +46,7 @@ class PermissionRequests:
         action = fields.choice("action", ACTIONS)
         if action.startswith("list"):
             fields.finish()
-            self._connection.reply(correlation, {"rows": self._rows(action)})
+            reply_rows(connection, correlation, "rows", self._rows(action))
             return
         if action == "describe-vhost":
             vhost = self._connection.broker.vhost(fields.text("name"))
@@ -174,18 +175,21 @@ class PermissionRequests:
 
     def _rows(self, action: str) -> list[dict[str, object]]:
         if action == "list-vhosts":
-            return [_settings(one) for _, one in sorted(self._connection.broker.vhosts.items())]
+            vhosts = bounded(self._connection.broker.vhosts.items())
+            return [_settings(one) for _, one in sorted(vhosts)]
         if action == "list-limits":
-            users = sorted(self._connection.broker.logins.limits.all())
+            users = sorted(bounded(self._connection.broker.logins.limits.all()))
             return [{"name": name, "limits": limits} for name, limits in users]
         rows: list[dict[str, object]] = []
-        every = self._granted.all(ROLE if action == "list-roles" else USER)
-        for name, grants in sorted(every, key=lambda each: each[0]):
-            if action == "list-topics":
-                for (vhost, exchange), (write, read) in sorted(grants.topics.items()):
-                    place: dict[str, object] = {"user": name, "vhost": vhost, "exchange": exchange}
-                    rows.append({**place, "write": write, "read": read})
-                continue
+        every = bounded(self._granted.all(ROLE if action == "list-roles" else USER))
+        every.sort(key=lambda each: each[0])
+        if action == "list-topics":
+            return bounded(
+                {"user": name, "vhost": vhost, "exchange": exchange, "write": write, "read": read}
+                for name, grants in every
+                for (vhost, exchange), (write, read) in sorted(grants.topics.items())
+            )
+        for name, grants in every:
             permissions = {
                 vhost: {"configure": configure, "write": write, "read": read}
                 for vhost, (configure, write, read) in sorted(grants.permissions.items())

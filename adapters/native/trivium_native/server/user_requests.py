@@ -14,6 +14,7 @@ from trivium.security.scram import ScramKeys
 from trivium.security.stored import MAX_PASSWORD_BYTES
 from trivium.security.users import MAX_TAGS
 from trivium_native.server.handshake import of_topology
+from trivium_native.server.lists import bounded, reply_rows
 from trivium_native.wire.fields import Fields
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ class UserRequests:
             self._connection.reply_when_durable(correlation, {})
         elif action == "list":
             fields.finish()
-            users = [
+            users: list[dict[str, object]] = [
                 {
                     "name": user.name,
                     "tags": sorted(user.tags),
@@ -69,9 +70,9 @@ class UserRequests:
                     "scram": user.scram is not None,
                     "vhost": self._users.virtual_host_of(user.name),
                 }
-                for user in sorted(self._users.all(), key=lambda user: user.name)
+                for user in sorted(bounded(self._users.all()), key=lambda user: user.name)
             ]
-            self._connection.reply(correlation, {"users": users})
+            reply_rows(connection, correlation, "users", users)
         else:
             self._manage_keys(action, correlation, fields)
 
@@ -150,8 +151,8 @@ class UserRequests:
         else:
             user = fields.text("name", "")
             fields.finish()
-            rows = [_described(key) for key in self._keys.all(user)]
-            self._connection.reply(correlation, {"keys": rows})
+            rows = [_described(key) for key in bounded(self._keys.all(user))]
+            reply_rows(self._connection, correlation, "keys", rows)
 
 
 def _described(key: ApiKey) -> dict[str, object]:
