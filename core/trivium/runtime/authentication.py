@@ -112,8 +112,7 @@ class Authentication:
             self.files = PasswordFiles(paths, remembered, hashes, run_in_pool, self._changed)
             methods.append(self.files)
         self._admits_strangers = admits_strangers(config)
-        methods.append(self.api_keys)
-        methods += remote_methods(config, run_in_pool, fetch, now_ms)
+        methods += [self.api_keys, *remote_methods(config, run_in_pool, fetch, now_ms)]
         known = [method.name for method in methods]
         check_chains(config, known)
         self.authenticator = Authenticator(
