@@ -84,6 +84,30 @@ def test_nothing_is_left_of_one_that_was_stopped(mode: str, tmp_path: Path) -> N
     assert server() is None
 
 
+@pytest.mark.parametrize("mode", ["memory", "disk"])
+async def test_nothing_is_left_on_the_loop_of_a_program(mode: str, tmp_path: Path) -> None:
+    async def run() -> weakref.ref[Server]:
+        listen = {name: Listen(0) for name in ("mqtt", "amqp", "native", "http")}
+        storage = MEMORY if mode == "memory" else StorageConfig(data=tmp_path / "data")
+        async with Broker(Config(listen=listen, storage=storage)) as broker:
+            async with broker.client() as client:
+                await client.declare_queue("q")
+            assert broker.server is not None
+            return weakref.ref(broker.server)
+
+    # The loop keeps the threads of its pool.
+    await run()
+    threads, files, tasks = set(threading.enumerate()), open_files(), asyncio.all_tasks()
+    server = await run()
+    assert {each.name.partition("_")[0] for each in set(threading.enumerate()) - threads} <= {
+        "asyncio"
+    }
+    assert open_files() == files
+    assert asyncio.all_tasks() == tasks
+    gc.collect()
+    assert server() is None
+
+
 def test_what_prevents_a_start_is_raised_to_who_starts(tmp_path: Path) -> None:
     threads = set(threading.enumerate())
     config = Config(listen={}, storage=StorageConfig(data=tmp_path / "data"))

@@ -164,6 +164,7 @@ def test_what_a_test_leaves_behind_is_ended(trivium_broker: SharedBroker) -> Non
             client.purge("q")
         with pytest.raises(errors.ConnectionFailed):
             connect(f"trivium://{place}")
+    assert place not in trivium_broker.listeners.values()
 
 
 def test_several_tests_can_share_a_listener(trivium_broker: SharedBroker) -> None:

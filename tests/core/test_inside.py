@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import random
 
 import pytest
 
@@ -93,6 +94,33 @@ async def test_a_writer_is_held_while_the_reader_pauses() -> None:
     assert client.told == ["made", "full", "free"]
     assert client.transport.get_write_buffer_size() == 0
     assert sum(map(len, server.fed)) == size
+
+
+@pytest.mark.parametrize("seed", range(5))
+async def test_every_byte_arrives_once_and_in_order_whoever_pauses(seed: int) -> None:
+    draw = random.Random(seed)
+    client, server = pair()
+    ways = ((client, server, bytearray()), (server, client, bytearray()))
+    for _ in range(200):
+        writer, reader, written = draw.choice(ways)
+        step = draw.random()
+        if step < 0.5:
+            piece = draw.randbytes(draw.choice((0, 1, 100, FEED_BYTES)))
+            written += piece
+            writer.transport.write(draw.choice((bytes, bytearray, memoryview))(piece))
+        elif step < 0.6:
+            reader.transport.pause_reading()
+        elif step < 0.8:
+            reader.transport.resume_reading()
+        else:
+            await asyncio.sleep(0)
+    for writer, reader, written in ways:
+        reader.transport.resume_reading()
+        for _ in range(200):
+            await asyncio.sleep(0)
+        assert b"".join(reader.fed) == written
+        # Whoever was held may go on.
+        assert writer.told.count("full") == writer.told.count("free")
 
 
 async def test_limits_of_the_buffer_can_be_set() -> None:

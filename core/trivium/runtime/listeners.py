@@ -98,16 +98,19 @@ class Listeners:
 
     def close(self) -> None:
         """Accept no more clients of a protocol."""
-        for name in list(self._listeners):
-            self.remove(name)
+        for listeners in self._listeners.values():
+            for listener in listeners:
+                listener.close()
+        self._listeners.clear()
         for path, inode in self._paths:
             remove_socket(path, inode)
         self._paths.clear()
 
     def remove(self, name: str) -> None:
-        """Accept no more clients of one listener; those that are there stay."""
+        """Have a listener of a protocol no more; its clients that are there stay."""
         for listener in self._listeners.pop(name):
             listener.close()
+        del self._broker.listeners[name]
 
     def tick(self) -> None:
         """About once a second: certificates whose files have changed are read again."""
