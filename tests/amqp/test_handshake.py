@@ -21,6 +21,7 @@ from tests.support.amqp import (
 )
 from trivium import __version__
 from trivium.config import EVERYTHING, AuthConfig, Config, LimitsConfig, Listen, UserConfig
+from trivium.management.global_parameters import GlobalParameters
 from trivium.runtime.adapter import DISCARDED_BYTES, ClientCertificate
 from trivium.security.passwords import hash_password
 from trivium_amqp.handshake import FOR_ANSWERS
@@ -78,6 +79,16 @@ def test_connection_start_properties(server: Server) -> None:
         ],
         True,
     )
+
+
+def test_connection_start_has_the_name_that_the_broker_was_given(server: Server) -> None:
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    assert client.take()[0].server_properties["cluster_name"] == "trivium"
+    GlobalParameters(server.broker).set("cluster_name", "here")
+    client = server.connect()
+    client.feed(PROTOCOL_HEADER)
+    assert client.take()[0].server_properties["cluster_name"] == "here"
 
 
 def test_connection_start_names_the_dialect_and_whose_it_is(server: Server) -> None:

@@ -107,6 +107,20 @@ def test_different_refusals_are_bounded(tmp_path: Path) -> None:
     assert found[-1]["refusals"] == 5
 
 
+def test_a_kind_of_refusals_does_not_silence_another(tmp_path: Path) -> None:
+    file = tmp_path / "audit.json"
+    with audit_log(file) as log:
+        for number in range(MAX_REFUSALS + MAX_OF_HOST):
+            host = "192.0.2.1" if number < MAX_OF_HOST else f"198.51.100.{number // MAX_OF_HOST}"
+            log.write(1, "permission.denied", {"reason": str(number)}, host)
+        log.write(1, "user.authentication.failure", {"user": "root"}, "192.0.2.1")
+        log.write(1, "user.authentication.slowed", {"by": "address"}, "192.0.2.1")
+    assert [found["event"] for found in lines(file)[-2:]] == [
+        "user.authentication.failure",
+        "user.authentication.slowed",
+    ]
+
+
 def test_a_host_does_not_silence_what_another_one_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "audit.json"
     with audit_log(file) as log:

@@ -20,8 +20,6 @@ from trivium_native import connect
 #: What has no line, and why.
 EXEMPT: dict[tuple[str, str], str] = {
     ("PUT", "feature-flags/{name}/enable"): "is refused always",
-    ("DELETE", "auth/attempts/{node}"): "figures begin anew",
-    ("DELETE", "auth/attempts/{node}/source"): "figures begin anew",
     ("POST", "rebalance/queues"): "does nothing",
     ("POST", "queues/{vhost}/{name}/actions"): "does nothing",
     ("POST", "exchanges/{vhost}/{name}/publish"): "publishes",
@@ -38,12 +36,17 @@ EXEMPT: dict[tuple[str, str], str] = {
 ALL = {"configure": ".*", "write": ".*", "read": ".*"}
 POLICY = {"pattern": "x", "definition": {"max-length": 5}}
 OPERATORS = {"pattern": "x", "definition": {"max-length": 5}}
+NODE = "trivium@localhost"
 VHOST = "v1/vhosts/%2F"
 BINDING = {"source": "e", "destination": "q", "key": "k"}
 
 #: In this order, each with the event of its line: method, pattern, path, body.
 OPERATIONS: list[tuple[str, str, str, Any, str]] = [
     ("PUT", "cluster-name", "", {"name": "c"}, "global-parameter.set"),
+    *(
+        ("DELETE", path, path.format(node=NODE), None, "user.authentication.counts.deleted")
+        for path in ("auth/attempts/{node}", "auth/attempts/{node}/source")
+    ),
     ("PUT", "vhosts/{vhost}", "vhosts/farm", {}, "vhost.created"),
     ("DELETE", "vhosts/{vhost}", "vhosts/farm", None, "vhost.deleted"),
     ("PUT", "users/{user}", "users/bob", {"password": "p", "tags": ""}, "user.created"),

@@ -877,6 +877,8 @@ def wrong(authority: Authority, what: str) -> TlsConfig:
         return tls_of(pair, ca=str(authority.ca), crl=str(authority.ca))
     if what == "ciphers":
         return tls_of(pair, ciphers="NONE-SUCH")
+    if what == "open-ciphers":
+        return tls_of(pair, ciphers="NULL:ECDHE+AESGCM")
     from cryptography.hazmat.primitives import serialization
 
     key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
@@ -899,6 +901,7 @@ def wrong(authority: Authority, what: str) -> TlsConfig:
         ("ca", "nonsense.pem: not usable"),
         ("crl", "has no list of revoked certificates"),
         ("ciphers", "OpenSSL knows none of the ciphers 'NONE-SUCH'"),
+        ("open-ciphers", "does not encrypt"),
         ("encrypted", "one.key is encrypted"),
     ],
 )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trivium import __version__
 from trivium.errors import AccessRefused, NotFound, QuotaExceeded
+from trivium.management.global_parameters import GlobalParameters
 from trivium.messages.message import HeaderValue
 from trivium.runtime.adapter import PUT_OFF, make_attempt
 from trivium.runtime.framed import FOR_PROTOCOL
@@ -64,8 +65,8 @@ PRODUCT: Final = "RabbitMQ"
 DIALECT_VERSION: Final = "3.13.0"
 
 
-def server_properties() -> dict[str, HeaderValue]:
-    """The server-properties of connection.start.
+def server_properties(cluster_name: str) -> dict[str, HeaderValue]:
+    """The server-properties of connection.start, of the broker that people call ``cluster_name``.
 
     ``product`` and ``version`` name the dialect; who we are is in ``implementation``.
     """
@@ -74,7 +75,7 @@ def server_properties() -> dict[str, HeaderValue]:
         capabilities[name] = True
     return {
         "capabilities": capabilities,
-        "cluster_name": "trivium",
+        "cluster_name": cluster_name,
         "implementation": "Trivium",
         "implementation_version": __version__,
         "information": f"Trivium {__version__}; product and version name the dialect it speaks",
@@ -98,11 +99,12 @@ class Handshake:
 
     def start(self) -> None:
         """Send connection.start."""
-        self._connection.state = states.STARTING
-        self._connection.send(
-            method_frame(
-                0, methods.CONNECTION_START, 0, 9, server_properties(), self._mechanisms(), LOCALES
-            )
+        connection = self._connection
+        connection.state = states.STARTING
+        properties = server_properties(GlobalParameters(connection.broker).cluster_name)
+        mechanisms = self._mechanisms()
+        connection.send(
+            method_frame(0, methods.CONNECTION_START, 0, 9, properties, mechanisms, LOCALES)
         )
 
     def _mechanisms(self) -> bytes:

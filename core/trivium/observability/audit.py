@@ -47,8 +47,8 @@ REFUSALS: Final = (
     "permission.denied",
 )
 
-#: Different refusals that are written in a minute, in all and of one host: a single one silences
-#: nobody else's.
+#: Different refusals of a kind that are written in a minute, in all and of one host: a single one
+#: silences nobody else's, and no kind another.
 MAX_REFUSALS: Final = 10_000
 MAX_OF_HOST: Final = 200
 MINUTE_MS: Final = 60_000
@@ -66,8 +66,9 @@ class AuditLog:
         self._kinds = tuple(start for kind in (config.events or KINDS) for start in KINDS[kind])
         #: refusals that were not written: they repeated one, or were too many
         self._left_out = 0
-        self._seen: set[str] = set()
-        self._by_host: dict[str, int] = {}
+        # By event, those that were written in this minute, and how many of a host.
+        self._seen: dict[str, set[str]] = {event: set() for event in REFUSALS}
+        self._by_host: dict[tuple[str, str], int] = {}
         self._minute = 0
         # Lines that came faster than they could be written.
         self._dropped = 0
@@ -115,12 +116,13 @@ class AuditLog:
     def _is_new(self, event: str, about: dict[str, object], host: str) -> bool:
         """Whether a refusal is neither the same as one of this minute nor one too many."""
         # The address has a port, another one for each connection.
-        what = json.dumps([event, {**about, "address": host}], default=str)
-        count = self._by_host.get(host, 0)
-        if what in self._seen or count >= MAX_OF_HOST or len(self._seen) >= MAX_REFUSALS:
+        what = json.dumps({**about, "address": host}, default=str)
+        seen = self._seen[event]
+        count = self._by_host.get((event, host), 0)
+        if what in seen or count >= MAX_OF_HOST or len(seen) >= MAX_REFUSALS:
             return False
-        self._seen.add(what)
-        self._by_host[host] = count + 1
+        seen.add(what)
+        self._by_host[event, host] = count + 1
         return True
 
     def begin_minute(self, now_ms: int) -> None:
@@ -128,7 +130,8 @@ class AuditLog:
         if now_ms // MINUTE_MS == self._minute:
             return
         self._minute = now_ms // MINUTE_MS
-        self._seen.clear()
+        for seen in self._seen.values():
+            seen.clear()
         self._by_host.clear()
         if self._left_out:
             self._put(now_ms, "audit.left_out", {"refusals": self._left_out})

@@ -168,6 +168,9 @@ class Certificates:
             context.set_ciphers(config.ciphers or MODERN_CIPHERS)
         except ssl.SSLError:
             raise ConfigError(f"OpenSSL knows none of the ciphers {config.ciphers!r}") from None
+        for cipher in context.get_ciphers():
+            if not cipher["strength_bits"]:
+                raise ConfigError(f"ciphers: {cipher['name']} does not encrypt")
         context.set_alpn_protocols(self._alpn)
         # Each costs a tenth of a handshake; who connects again needs one (RFC 8446, 4.6.1).
         context.num_tickets = 1
