@@ -13,6 +13,8 @@ from hypothesis import strategies as st
 
 from tests.core.storage.model import Recoveries, Scenario, assert_equal, assert_recovers
 from tests.support.simulated import Host, Operation, SimulatedDisk, full_database
+from trivium.storage.contents.changes import Changes
+from trivium.storage.contents.table import DiskTable
 from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersionMismatch
 from trivium.storage.journal.journal_files import FILE_HEADER_SIZE
 from trivium.storage.segments.chunks import CHUNK_RECORDS
@@ -865,6 +867,57 @@ def test_a_journal_that_waits_for_rows_is_bounded_by_whoever_heeds_the_count() -
     assert 7 * size < most < 12 * size
     host.commit()
     assert host.storage.pending_bytes == 0
+
+
+def test_a_row_that_comes_and_goes_between_two_checkpoints_leaves_nothing_for_them() -> None:
+    """There may be millions, such as packet identifiers, until the journal is full."""
+    changes = Changes()
+    table = DiskTable(1, "t", changes)
+    for number in range(1000):
+        table.put(b"%d" % number, b"value")
+        table.put(b"%d" % number, b"another")
+        table.delete(b"%d" % number)
+    assert changes.tables == [table], "once, however often"
+    assert table.take_changed() == (set(), set())
+
+
+def test_a_row_that_the_catalog_has_is_looked_at_however_it_came_and_went_since() -> None:
+    changes = Changes()
+    table = DiskTable(1, "t", changes)
+    table.load(b"key", b"value")
+    for _ in range(2):
+        table.delete(b"key")
+        table.put(b"key", b"again")
+    table.delete(b"key")
+    assert table.take_changed() == ({b"key"}, set())
+
+
+def test_a_row_that_comes_and_goes_while_a_checkpoint_looks_at_it_does_not_come_back() -> None:
+    """The catalog gets it between the two, and no journal has its end any more after the next."""
+    host = Host(checkpoint_size=1 << 20, checkpoint_rows=100)
+    table = host.storage.table("t")
+    fill(host, 1000)
+    host.storage.ask_for_checkpoint()
+    host.commit()
+    for number in range(1000):
+        table.delete(b"%06d" % number)
+    host.storage.ask_for_checkpoint()
+    begun = transactions(host)
+    host.storage.commit()
+    for number in range(1000):
+        table.put(b"%06d" % number, b"new")
+    while transactions(host) < begun + 5:
+        host.storage.commit()
+        host.step()
+    for number in range(1000):
+        table.delete(b"%06d" % number)
+    host.commit()
+    assert any(rows_in_transactions(host)[begun + 1 : begun + 5]), "they were seen meanwhile"
+    host.storage.ask_for_checkpoint()
+    host.commit()
+    assert not any('INSERT INTO "key_value"' in line for line in dump(host.disk, CATALOG))
+    again = Host(host.disk.power_cut(None), seed=1)
+    assert len(again.storage.table("t")) == 0
 
 
 def test_a_crash_between_the_portions_of_rows_loses_nothing_and_brings_nothing_back() -> None:

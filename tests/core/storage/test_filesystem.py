@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import gc
 import os
 from collections.abc import Sequence
 from pathlib import Path
@@ -121,3 +122,22 @@ def test_a_database_keeps_what_was_committed(tmp_path: Path) -> None:
     assert database.connection.execute("SELECT * FROM t").fetchall() == []
     assert database.connection.execute("PRAGMA synchronous").fetchone() == (3,)
     database.close()
+
+
+def test_a_database_keeps_no_statements(tmp_path: Path) -> None:
+    """Each is as long as there are rows: 128 of them, which it would keep, take 20 MB."""
+    database = SYSTEM.open_database(str(tmp_path / "database"))
+    before = statements()
+    database.connection.execute("CREATE TABLE t (number)").close()
+    for count in range(1, 50):
+        places = ", ".join("?" * count)
+        database.connection.execute(f"DELETE FROM t WHERE number IN ({places})", (0,) * count)
+    assert statements() == before
+    database.close()
+
+
+def statements() -> int:
+    """How many of SQLite's are in memory."""
+    gc.collect()
+    names = (str(type(each)) for each in gc.get_objects())
+    return sum(name == "<class 'sqlite3.Statement'>" for name in names)

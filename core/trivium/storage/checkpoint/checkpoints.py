@@ -139,6 +139,7 @@ class Checkpoints:
             self._checkpoint_batch = made.base_batch
             if self._rows.is_empty:
                 self._journal_backlog.end_rows()
+                self._contents.changes.has_rows_under_way = False
             if self._is_due():
                 self._wake()
         if made.has_relocated:

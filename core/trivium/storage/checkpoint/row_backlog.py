@@ -60,8 +60,9 @@ class RowBacklog:
 
     def take(self, changes: Changes, base_batch: int) -> Work:
         """Take what has changed up to ``base_batch``; what is to be done away from the loop."""
-        tables = [(table, table.take_changed()) for table in changes.tables]
+        tables = [(table, keys) for table in changes.tables for keys in table.take_changed()]
         changes.tables = []
+        changes.has_rows_under_way = True
         self.base_batch = base_batch
         self.is_sorted = False
         return SortWork(self, self._completions, tables)

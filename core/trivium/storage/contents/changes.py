@@ -62,6 +62,8 @@ class Changes:
         #: logs and tables with changes that no checkpoint holds, each once
         self.logs: list[DiskLog] = []
         self.tables: list[DiskTable] = []
+        #: whether a checkpoint has taken rows of which the last is not in the catalog yet
+        self.has_rows_under_way = False
         #: numbers of the logs removed since the last checkpoint
         self.dropped: list[int] = []
         # Encoded changes and their contents, in pieces; those that came last.

@@ -273,7 +273,11 @@ class RealDatabase(Database):
     def __init__(self, path: str) -> None:
         # SQLite would let everybody read it.
         os.close(os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640))
-        self.connection = sqlite3.connect(path, isolation_level=None, check_same_thread=False)
+        # Statements are as long as there are rows, so that hardly two are the same. To keep the
+        # last 128, as by default, would take 20 MB and save no time.
+        self.connection = sqlite3.connect(
+            path, isolation_level=None, check_same_thread=False, cached_statements=0
+        )
         # EXTRA also syncs the directory once the rollback journal is removed: without it a power
         # cut can bring the journal back and with it the state before the commit.
         try:
