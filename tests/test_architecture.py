@@ -84,6 +84,7 @@ LOOP_MODULES = {
     "trivium_native.client.command",
     "trivium_native.client.consumer",
     "trivium_native.client.gate",
+    "trivium_native.client.lasting",
     "trivium_native.client.load",
     "trivium_native.client.connection",
     "trivium_native.client.receiving",

@@ -268,7 +268,8 @@ def _place_of(
         found = entry_points(group="trivium.remote", name=scheme)
         if not found:
             raise ValueError(f"nothing that is installed connects to {scheme}://")
-        return partial(found[scheme].load(), where), None
+        # A record that a lost connection leaves behind is sent by the next one.
+        return partial(found[scheme].load(), where, reconnect=False), None
     broker: Broker = getattr(where, "broker", where)  # type: ignore[arg-type]
     assert broker.server is not None, "the broker has not started"
     return broker.client, broker.server.loop

@@ -452,7 +452,12 @@ def _connect(access: Access) -> SyncClient:
             raise OptionError(f"option passwordFile: {reason}") from None
     try:
         return connect(
-            access.url, tls=access.tls, username=access.username, password=password, name="spark"
+            access.url,
+            tls=access.tls,
+            username=access.username,
+            password=password,
+            name="spark",
+            reconnect=False,
         )
     except AuthenticationFailed as error:
         parts = urlsplit(access.url)

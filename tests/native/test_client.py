@@ -200,7 +200,11 @@ async def test_what_is_under_way_when_an_alarm_begins_is_published_when_it_is_ov
 
 
 async def test_who_waits_for_the_end_of_an_alarm_is_told_when_the_broker_stops() -> None:
-    async with running_broker() as (broker, url), asyncio.timeout(TIMEOUT), connect(url) as client:
+    async with (
+        running_broker() as (broker, url),
+        asyncio.timeout(TIMEOUT),
+        connect(url, reconnect=False) as client,
+    ):
         under_way = asyncio.create_task(client.publish(b""))
         await asyncio.sleep(0)
         broker.alarms.memory_high = 1
@@ -469,7 +473,7 @@ async def test_everyone_who_waits_is_told_when_the_broker_stops() -> None:
     async with asyncio.timeout(TIMEOUT), running() as url:
         broker = running()
         other = await broker.__aenter__()
-        async with connect(other) as client:
+        async with connect(other, reconnect=False) as client:
             await make_stream(client)
             async with client.subscribe("#") as messages:
                 waiting = asyncio.create_task(client.fetch("s", 0, 0, max_wait=TIMEOUT))
@@ -569,7 +573,7 @@ async def test_a_broker_without_a_sign_of_life_is_given_up() -> None:
     async with (
         asyncio.timeout(TIMEOUT),
         FakeBroker(answer) as fake,
-        connect(fake.url, heartbeat=1) as client,
+        connect(fake.url, heartbeat=1, reconnect=False) as client,
     ):
         with pytest.raises(errors.ConnectionFailed, match="sign of life"):
             await client.metadata()

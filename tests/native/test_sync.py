@@ -23,9 +23,9 @@ from trivium_native.wire import frames
 T = TypeVar("T")
 
 
-async def in_thread(url: str, work: Callable[[SyncClient], T]) -> T:
+async def in_thread(url: str, work: Callable[[SyncClient], T], *, reconnect: bool = True) -> T:
     def run() -> T:
-        with connect(url, timeout=TIMEOUT) as client:
+        with connect(url, timeout=TIMEOUT, reconnect=reconnect) as client:
             return work(client)
 
     return await asyncio.to_thread(run)
@@ -176,7 +176,7 @@ async def test_a_silent_broker_times_out() -> None:
             await asyncio.to_thread(lambda: connect(url, timeout=0.05))
 
 
-async def test_after_an_error_of_the_connection_nothing_works_but_close() -> None:
+async def test_without_reconnecting_nothing_works_after_an_error_of_the_connection() -> None:
     def work(client: SyncClient) -> None:
         client.socket.close()
         for _ in range(2):
@@ -186,7 +186,7 @@ async def test_after_an_error_of_the_connection_nothing_works_but_close() -> Non
         client.close()
 
     async with running() as url:
-        await in_thread(url, work)
+        await in_thread(url, work, reconnect=False)
 
 
 async def test_the_brokers_close_is_told() -> None:
@@ -218,7 +218,7 @@ async def test_a_client_renews_what_it_came_with() -> None:
             with pytest.raises(errors.ConnectionFailed):
                 client.declare_stream("t")
 
-        await in_thread(f"trivium://guest:{keys[0]}@{place}", renew)
+        await in_thread(f"trivium://guest:{keys[0]}@{place}", renew, reconnect=False)
         async with connect_async(f"trivium://guest:{keys[0]}@{place}") as client:
             await client.renew(keys[1])
             with pytest.raises(errors.AuthenticationFailed):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trivium_native.client.reconnecting import Reconnect
 from trivium_native.client.values import (
     AssignedPartition,
     Delivery,
@@ -38,6 +39,7 @@ __all__ = [
     "Producer",
     "Publication",
     "QueueInfo",
+    "Reconnect",
     "Record",
     "Settlement",
     "StoredBatch",

@@ -17,26 +17,28 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager
-from typing import Final, TypeVar
+from typing import Any, Final, TypeVar
 
 from trivium.common.client_tls import ClientTls
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium_native.client import operations
 from trivium_native.client.connection import ClientConnection
 from trivium_native.client.consumer import Callback, GroupConsumer
+from trivium_native.client.lasting import LastingConnection
 from trivium_native.client.methods import AsyncRunner, Operations
 from trivium_native.client.operations import Operation
-from trivium_native.client.protocol import ClientProtocol
 from trivium_native.client.receiving import Batches, Deliveries, LiveMessages
+from trivium_native.client.reconnecting import Persistence, Reconnect
 from trivium_native.client.transaction import Transaction
 from trivium_native.client.url import Target, make_target
 from trivium_native.client.values import (
+    LogStart,
     Producer,
     Publication,
 )
-from trivium_native.wire.errors import ConnectionFailed, TimedOut
+from trivium_native.wire.errors import ConnectionFailed, NativeError, TimedOut
 
 T = TypeVar("T")
 
@@ -55,8 +57,30 @@ GROUP_CREDIT: Final = 1 << 20
 LOG_CREDIT: Final = 8 << 20
 
 
-@asynccontextmanager
-async def connect(
+class Connecting:
+    """What ``connect`` gives: a client once it is awaited, or for the time of a block."""
+
+    def __init__(self, connection: Callable[[], Awaitable[ClientConnection]], window: int) -> None:
+        self._connection = connection
+        self._window = window
+        self._client: Client | None = None
+
+    def __await__(self) -> Generator[Any, None, Client]:
+        return self._open().__await__()
+
+    async def _open(self) -> Client:
+        return Client(await self._connection(), self._window)
+
+    async def __aenter__(self) -> Client:
+        self._client = await self._open()
+        return self._client
+
+    async def __aexit__(self, *_: object) -> None:
+        assert self._client is not None
+        await self._client.close()
+
+
+def connect(
     url: str | Target,
     *,
     tls: ClientTls | None = None,
@@ -66,31 +90,41 @@ async def connect(
     heartbeat: int = DEFAULT_HEARTBEAT,
     window: int = DEFAULT_IN_FLIGHT,
     timeout: float = CONNECT_TIMEOUT,
-) -> AsyncIterator[Client]:
-    """A connected client, closed at the end of the block.
+    reconnect: Reconnect | bool = True,
+    on_connected: Callable[[Target], None] | None = None,
+    on_disconnected: Callable[[NativeError], None] | None = None,
+) -> Connecting:
+    """Connect: ``async with connect(...) as client``, or ``client = await connect(...)``.
 
-    ``heartbeat`` is in seconds, 0 for none. ``window`` is how many publish requests may be in
-    flight, that is without their confirmation. ``tls`` says how ``triviums://`` is spoken.
-    ``username`` and ``password`` are instead of those of the URL; a password without a user is a
-    token or an API key. Raises ValueError for a bad URL or files of ``tls`` that cannot be used,
-    ConnectionFailed, AuthenticationFailed, NotFound (vhost), TimedOut.
+    The latter is closed by ``await client.close()``. ``heartbeat`` is in seconds, 0 for none.
+    ``window`` is how many publish requests may be in flight, that is without their confirmation.
+    ``tls`` says how ``triviums://`` is spoken. ``username`` and ``password`` are instead of those
+    of the URL; a password without a user is a token or an API key. ``timeout`` is for connecting.
+
+    A connection that is lost is made again, unless ``reconnect`` is False, at the hosts of the URL
+    in their order. ``on_connected`` is called with the one that answered, now and each time;
+    ``on_disconnected`` with what the connection was lost for. They may not await.
+
+    Raises ValueError for a bad URL or files of ``tls`` that cannot be used, ConnectionFailed,
+    AuthenticationFailed, NotFound (vhost), TimedOut.
     """
-    target = make_target(url, tls, username, password)
-    connection = ClientConnection(ClientProtocol(target, name=name, heartbeat=heartbeat))
-    try:
-        async with asyncio.timeout(timeout):
+    persistence = Persistence.of(reconnect, on_connected, on_disconnected)
+
+    async def open_connection() -> ClientConnection:
+        target = make_target(url, tls, username, password)
+        connection = LastingConnection(target, name, heartbeat, timeout, persistence)
+        try:
             await connection.open(target)
-    except TimeoutError:
-        error = TimedOut(f"no answer from {target.host}:{target.port} in time")
-        connection.fail(error)
-        raise error from None
-    except BaseException:
-        connection.fail(ConnectionFailed("connecting was given up"))
-        raise
-    try:
-        yield Client(connection, window)
-    finally:
-        await connection.close()
+        except TimeoutError:
+            error = TimedOut(f"no answer from {target.host}:{target.port} in time")
+            connection.fail(error)
+            raise error from None
+        except BaseException:
+            connection.fail(ConnectionFailed("connecting was given up"))
+            raise
+        return connection
+
+    return Connecting(open_connection, window)
 
 
 class Client(AsyncRunner, Operations):
@@ -103,6 +137,10 @@ class Client(AsyncRunner, Operations):
         #: what it speaks through
         self.connection = connection
         self._in_flight = asyncio.Semaphore(max_in_flight)
+
+    async def close(self) -> None:
+        """Say goodbye and close; nothing happens when it is closed already."""
+        await self.connection.close()
 
     async def run(self, operation: Operation[T]) -> T:
         connection = self.connection
@@ -173,9 +211,11 @@ class Client(AsyncRunner, Operations):
 
         ``pattern`` is a binding key (``*`` is one word, ``#`` any number of words).
         """
-        messages = LiveMessages(self.connection, self.connection.next_number())
-        operation = operations.subscribe_live(messages.number, exchange, pattern, no_local)
-        async with self.connection.subscribed(messages, operation):
+        messages = LiveMessages(
+            self.connection,
+            lambda number: operations.subscribe_live(number, exchange, pattern, no_local),
+        )
+        async with self.connection.subscribed(messages):
             yield messages
 
     @asynccontextmanager
@@ -193,11 +233,12 @@ class Client(AsyncRunner, Operations):
         What is not settled at the end of the block goes back to the queue. With ``no_ack`` a
         message is settled by being sent.
         """
-        deliveries = Deliveries(self.connection, self.connection.next_number(), credit, no_ack)
-        operation = operations.subscribe_queue(
-            deliveries.number, queue, credit, priority, no_ack, exclusive
-        )
-        async with self.connection.subscribed(deliveries, operation):
+
+        def request(number: int, room: int) -> Operation[None]:
+            return operations.subscribe_queue(number, queue, room, priority, no_ack, exclusive)
+
+        deliveries = Deliveries(self.connection, request, credit, no_ack)
+        async with self.connection.subscribed(deliveries):
             yield deliveries
 
     @asynccontextmanager
@@ -217,18 +258,16 @@ class Client(AsyncRunner, Operations):
         or later, instead of the offset. The first batch may begin before that. ``credit`` is how
         many bytes the broker may be ahead of the reader.
         """
-        batches = Batches(self.connection, self.connection.next_number())
-        operation = operations.subscribe_log(
-            batches.number,
-            stream,
-            partition,
-            offset if timestamp is None else None,
-            timestamp,
-            credit,
-            incarnation,
-        )
-        async with self.connection.subscribed(batches, operation) as start:
-            batches.offset = start
+
+        def request(
+            number: int, start: int | str | None, known: str | None, room: int
+        ) -> Operation[LogStart]:
+            when = timestamp if start is None else None
+            return operations.subscribe_log(number, stream, partition, start, when, room, known)
+
+        start = offset if timestamp is None else None
+        batches = Batches(self.connection, request, start, incarnation, credit)
+        async with self.connection.subscribed(batches):
             yield batches
 
     # Groups and transactions
@@ -247,6 +286,7 @@ class Client(AsyncRunner, Operations):
         credit: int = GROUP_CREDIT,
         on_assigned: Callback | None = None,
         on_revoked: Callback | None = None,
+        on_lost: Callback | None = None,
     ) -> AsyncIterator[GroupConsumer]:
         """Be a member of a group, and read the partitions that the broker assigns, in the block.
 
@@ -256,7 +296,8 @@ class Client(AsyncRunner, Operations):
         member of that name, such as this one before its connection broke; by default it is made
         up. ``credit`` is how many bytes the broker may be ahead per partition.
 
-        ``on_revoked`` is awaited before partitions are let go: the place to commit.
+        ``on_revoked`` is awaited before partitions are let go: the place to commit. ``on_lost``,
+        if there is one, is awaited instead when they are others' by then, and cannot be committed.
 
         Raises NotFound, PreconditionFailed, ResourceLocked (while held exclusively).
         """
@@ -272,6 +313,7 @@ class Client(AsyncRunner, Operations):
             credit=credit,
             on_assigned=on_assigned,
             on_revoked=on_revoked,
+            on_lost=on_lost,
         )
         try:
             await consumer.start()

@@ -128,7 +128,7 @@ async def connect(server: Server) -> AsyncIterator[Client]:
         server.tls,
     )
     try:
-        async with native.connect(target) as client:
+        async with native.connect(target, reconnect=False) as client:
             yield NativeClient(client)
     except TlsError as error:
         raise UsageError(str(error)) from None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any, Final, Protocol, TypeVar
 
@@ -28,6 +28,7 @@ from trivium_native.client.values import Delivery
 from trivium_native.wire.errors import (
     Blocked,
     ConnectionFailed,
+    Interrupted,
     NativeError,
     RemoteProtocolError,
 )
@@ -49,6 +50,22 @@ class Sink(Protocol):
     def end(self, error: NativeError) -> None:
         """Nothing more will come."""
 
+    def interrupted(self) -> None:
+        """The connection is lost; it will be made again."""
+
+    async def resume(self) -> None:
+        """It was made again: subscribe, under a new number."""
+
+
+class Source(Sink, Protocol):
+    """One that says what asks for it."""
+
+    def request(self) -> Operation[Any]:
+        """The request to subscribe."""
+
+    def started(self, found: Any) -> None:
+        """The broker's answer to it."""
+
 
 class GroupMember(Protocol):
     """A member of a group that speaks through the connection."""
@@ -58,6 +75,9 @@ class GroupMember(Protocol):
 
     def ended(self, error: NativeError) -> None:
         """The connection is over."""
+
+    def interrupted(self) -> None:
+        """The connection is lost; it will be made again, and then ``called`` tells."""
 
 
 class ClientConnection(asyncio.Protocol):
@@ -94,6 +114,10 @@ class ClientConnection(asyncio.Protocol):
         """Make a request and wait for its answer, which is dropped if the wait is cancelled."""
         if not self.can_write.is_free:
             await self.can_write.wait()
+        return await self.ask(operation)
+
+    async def ask(self, operation: Operation[T]) -> T:
+        """``run`` without waiting for room in the socket."""
         correlation = self.send(operation, True)
         future: asyncio.Future[Reply] = asyncio.get_running_loop().create_future()
         self.requests[correlation] = future
@@ -145,22 +169,36 @@ class ClientConnection(asyncio.Protocol):
         return self._number
 
     @asynccontextmanager
-    async def subscribed(self, sink: Sink, operation: Operation[T]) -> AsyncIterator[T]:
+    async def subscribed(self, source: Source) -> AsyncIterator[None]:
         """A subscription for the time of the block."""
-        self.sinks[sink.number] = sink
+        self.sinks[source.number] = source
         is_refused = False
         try:
             try:
-                started = await self.run(operation)
+                source.started(await self._subscribe(source))
             except NativeError:
                 is_refused = True
                 raise
-            yield started
+            yield
         finally:
-            self.sinks.pop(sink.number, None)
+            self.sinks.pop(source.number, None)
             # Without waiting, so that it also works while this task is being cancelled.
             if not is_refused and self.error is None:
-                self.send(operations.unsubscribe(sink.number), False)
+                self.send(operations.unsubscribe(source.number), False)
+
+    async def _subscribe(self, source: Source) -> Any:
+        while True:
+            try:
+                return await self.run(source.request())
+            except Interrupted:
+                # No connection has it: it is asked for on the next one.
+                continue
+
+    def renumber(self, sink: Sink) -> None:
+        """Give a subscription another number: what came under the old one is another's."""
+        del self.sinks[sink.number]
+        sink.number = self.next_number()
+        self.sinks[sink.number] = sink
 
     def _schedule_flush(self) -> None:
         """One write per turn of the loop, whatever is sent in it."""
@@ -178,13 +216,14 @@ class ClientConnection(asyncio.Protocol):
 
     async def open(self, target: Target) -> None:
         """Connect and authenticate."""
+        await self._open_at(target, lambda: self)
+
+    async def _open_at(self, target: Target, make: Callable[[], asyncio.Protocol]) -> None:
         loop = asyncio.get_running_loop()
         tls = target.tls
         context = None if tls is None else tls.context(ALPN)
         try:
-            transport, _ = await loop.create_connection(
-                lambda: self, target.host, target.port, ssl=context
-            )
+            transport, _ = await loop.create_connection(make, target.host, target.port, ssl=context)
         except OSError as error:
             raise cannot_connect(target, error) from None
         self.transport = transport
@@ -203,6 +242,10 @@ class ClientConnection(asyncio.Protocol):
             self.fail(ConnectionFailed("the client is closed"))
         if self._heartbeat is not None:
             await asyncio.gather(self._heartbeat, return_exceptions=True)
+
+    def lost(self, error: NativeError) -> None:
+        """The connection was lost."""
+        self.fail(error)
 
     def fail(self, error: NativeError) -> None:
         """The connection is over: everyone who waits gets the error."""
@@ -240,7 +283,8 @@ class ClientConnection(asyncio.Protocol):
             await asyncio.sleep(interval)
             missed = 0 if self._has_received else missed + 1
             if missed == 2:
-                self.fail(ConnectionFailed("the broker shows no sign of life"))
+                self.lost(ConnectionFailed("the broker shows no sign of life"))
+                return
 
     # From the socket
 
@@ -258,9 +302,9 @@ class ClientConnection(asyncio.Protocol):
 
     def connection_lost(self, error: Exception | None) -> None:
         if error is None:
-            self.fail(self.protocol.ended())
+            self.lost(self.protocol.ended())
         else:
-            self.fail(ConnectionFailed(tls_reason(error)))
+            self.lost(ConnectionFailed(tls_reason(error)))
 
     def pause_writing(self) -> None:
         self.can_write.close()
@@ -299,4 +343,4 @@ class ClientConnection(asyncio.Protocol):
             if not self._ready.done():
                 self._ready.set_result(event.heartbeat)
         elif isinstance(event, Closed):
-            self.fail(event.error)
+            self.lost(event.error)

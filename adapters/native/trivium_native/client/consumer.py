@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 from trivium_native.client import group_operations, operations
 from trivium_native.client.connection import ClientConnection
 from trivium_native.client.values import (
     AssignedPartition,
+    LogStart,
     Membership,
     OffsetCommit,
     Record,
@@ -24,6 +26,7 @@ from trivium_native.client.values import (
 from trivium_native.wire.errors import (
     AccessRefused,
     Fenced,
+    Interrupted,
     NativeError,
     NotFound,
     OffsetOutOfRange,
@@ -65,6 +68,8 @@ class _Reader:
         self.position = 0
         self.committed = -1
         self.is_revoked = False
+        #: whether its subscription ended with a connection
+        self.is_cut = False
         self._consumer = consumer
         # What came before it was known where it begins.
         self._early: list[StoredBatch] | None = []
@@ -72,9 +77,24 @@ class _Reader:
     def begin(self, offset: int) -> None:
         """The broker begins at this offset."""
         self.position = self.committed = offset
+        self.go_on()
+
+    def go_on(self) -> None:
+        """It is known where it begins."""
         early, self._early = self._early, None
         for item in early or ():
             self._consumer.arrived(self, item)
+
+    def cut(self) -> None:
+        """Its subscription ends: what it has not handed out comes again."""
+        self.is_cut = True
+        self._early = []
+
+    def interrupted(self) -> None:
+        """The consumer is told, and cuts it."""
+
+    async def resume(self) -> None:
+        """The consumer does that, once it is known to be a member."""
 
     def put(self, item: StoredBatch) -> None:
         if self._early is None:
@@ -106,6 +126,7 @@ class GroupConsumer:
         credit: int,
         on_assigned: Callback | None,
         on_revoked: Callback | None,
+        on_lost: Callback | None = None,
     ) -> None:
         self.membership = Membership(group, member, 0)
         self._connection = connection
@@ -121,6 +142,7 @@ class GroupConsumer:
         self._credit = credit
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
+        self._on_lost = on_lost
         self._interval = session_timeout
         self._readers: dict[tuple[str, str, int], _Reader] = {}
         self._items: deque[tuple[_Reader, StoredBatch]] = deque()
@@ -130,6 +152,8 @@ class GroupConsumer:
         self._is_called = asyncio.Event()
         self._error: Exception | None = None
         self._lost: StaleMember | None = None
+        # Whether ``commit`` has said so already.
+        self._has_told = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -177,6 +201,13 @@ class GroupConsumer:
         """The broker wants a heartbeat."""
         self._is_called.set()
 
+    def interrupted(self) -> None:
+        """The connection is lost; the next heartbeat tells what to read on the new one."""
+        self._items.clear()
+        for reader in self._readers.values():
+            self._connection.sinks.pop(reader.number, None)
+            reader.cut()
+
     def _fail(self, error: Exception) -> None:
         if self._error is None:
             self._error = error
@@ -220,7 +251,12 @@ class GroupConsumer:
         if lost is not None:
             raise lost
         for commit in self.offsets():
-            await self._connection.run(group_operations.commit_offsets(commit))
+            try:
+                await self._connection.run(group_operations.commit_offsets(commit))
+            except StaleMember:
+                self._has_told = True
+                self._is_called.set()
+                raise
             self.committed([commit])
 
     # Membership
@@ -282,12 +318,18 @@ class GroupConsumer:
 
     async def _lose_everything(self, error: StaleMember) -> None:
         """This member was taken for gone: what it read is others' by now."""
-        if self.offsets():
+        if self.offsets() and not self._has_told:
             self._lost = error
+        self._has_told = False
         self._current = None
         for reader in self._readers.values():
             self._revoke(reader)
-        await self._let_go()
+        lost = [reader.assigned for reader in self._readers.values()]
+        self._readers.clear()
+        tell = self._on_lost or self._on_revoked
+        if lost and tell is not None:
+            with suppress(StaleMember):
+                await tell(lost)
 
     async def _assign(self, assigned: list[AssignedPartition]) -> None:
         """Begin with what is new; see to it that what is assigned no more is let go."""
@@ -304,6 +346,9 @@ class GroupConsumer:
         ]
         if new and self._on_assigned is not None:
             await self._on_assigned(new)
+        for reader in list(self._readers.values()):
+            if reader.is_cut and not reader.is_revoked:
+                await self._read_again(reader)
         for each in new:
             await self._subscribe(each)
 
@@ -327,23 +372,42 @@ class GroupConsumer:
 
     async def _subscribe(self, assigned: AssignedPartition) -> None:
         reader = _Reader(self, self._connection.next_number(), assigned)
+        self._readers[reader.key] = reader
         offset: int | str = self._start if assigned.committed is None else assigned.committed
+        found = await self._started(reader, offset)
+        if found is not None:
+            reader.begin(found)
+        elif self._readers.get(reader.key) is reader:
+            del self._readers[reader.key]
+
+    async def _read_again(self, reader: _Reader) -> None:
+        """Go on with a partition whose subscription ended with the connection."""
+        reader.is_cut = False
+        reader.number = self._connection.next_number()
+        found = await self._started(reader, reader.position)
+        if found is not None:
+            reader.position = found
+            reader.go_on()
+        else:
+            reader.is_cut = True
+
+    async def _started(self, reader: _Reader, offset: int | str) -> int | None:
+        """Subscribe; where it starts, None when that is for the next heartbeat to say."""
         self._connection.sinks[reader.number] = reader
         try:
             try:
-                offset = await self._connection.run(self._subscription(reader, offset))
+                return (await self._connection.run(self._subscription(reader, offset))).offset
             except OffsetOutOfRange:
                 # Retention has removed what was committed.
-                offset = await self._connection.run(self._subscription(reader, self._start))
-        except (NotFound, StreamChanged):
-            # Deleted since: the next answer says so.
+                again = self._subscription(reader, self._start)
+                return (await self._connection.run(again)).offset
+        except (NotFound, StreamChanged, Interrupted):
+            # Deleted since, or the connection was lost.
             self._connection.sinks.pop(reader.number, None)
             self._is_called.set()
-            return
-        self._readers[reader.key] = reader
-        reader.begin(offset)
+            return None
 
-    def _subscription(self, reader: _Reader, offset: int | str) -> operations.Operation[int]:
+    def _subscription(self, reader: _Reader, offset: int | str) -> operations.Operation[LogStart]:
         assigned = reader.assigned
         return operations.subscribe_log(
             reader.number,

@@ -19,6 +19,7 @@ from trivium_native.client import client as native
 from trivium_native.client import operations
 from trivium_native.client.connection import ClientConnection
 from trivium_native.client.consumer import GroupConsumer
+from trivium_native.client.operations import Operation
 from trivium_native.client.transaction import Transaction
 from trivium_native.client.url import DEFAULT_TLS_PORT, Target
 from trivium_native.client.values import Delivery, Producer, Publication
@@ -117,7 +118,7 @@ class NativeWire:
         """Raises ClientError, UsageError."""
         stack = AsyncExitStack()
         try:
-            client = await stack.enter_async_context(native.connect(target))
+            client = await stack.enter_async_context(native.connect(target, reconnect=False))
         except TlsError as error:
             raise UsageError(str(error)) from None
         except NativeError as error:
@@ -237,6 +238,7 @@ class NativeConsumer:
         self._connection: ClientConnection = wire.client.connection
         self.number = self._connection.next_number()
         self._stack = AsyncExitStack()
+        self._queue = ""
         self._tag = 0
         self._taken = 0
         self._is_scheduled = False
@@ -248,15 +250,25 @@ class NativeConsumer:
         """A consumer that is subscribed. Raises ClientError."""
         consumer = cls(wire, watcher)
         consumer._is_settled = plan.qos == 0
-        operation = operations.subscribe_queue(
-            consumer.number, plan.name, PREFETCH, 0, consumer._is_settled, False
-        )
+        consumer._queue = plan.name
         await wire.attempt(
-            consumer._stack.enter_async_context(
-                consumer._connection.subscribed(consumer, operation)
-            )
+            consumer._stack.enter_async_context(consumer._connection.subscribed(consumer))
         )
         return consumer
+
+    def request(self) -> Operation[None]:
+        return operations.subscribe_queue(
+            self.number, self._queue, PREFETCH, 0, self._is_settled, False
+        )
+
+    def started(self, found: None) -> None:
+        """The broker has said yes."""
+
+    def interrupted(self) -> None:
+        """Its connection is not made again."""
+
+    async def resume(self) -> None:
+        """Its connection is not made again."""
 
     def put(self, item: Delivery) -> None:
         self._watcher.received(item.payload, item.is_redelivered)

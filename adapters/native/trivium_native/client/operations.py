@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 from trivium_native.client.values import (
     Fetched,
     FramedMessages,
+    LogStart,
     OffsetCommit,
     Part,
     PartitionInfo,
@@ -44,8 +45,12 @@ class Operation(Generic[T]):
     """One request. ``parse`` turns the body of the reply into its meaning.
 
     ``publishes``: the broker refuses it while publishers are paused. ``wait``: seconds for which
-    the request lets the broker wait before it answers.
+    the request lets the broker wait before it answers. ``repeats``: a repetition on another
+    connection changes nothing that the first one has not. ``secret``: what the client shows from
+    now on for who it is.
     """
+
+    secret: bytes | None = None
 
     def __init__(
         self,
@@ -56,11 +61,13 @@ class Operation(Generic[T]):
         *,
         publishes: bool = False,
         wait: float = 0.0,
+        repeats: bool = False,
     ) -> None:
         self.kind = kind
         self.body = body
         self.publishes = publishes
         self.wait = wait
+        self.repeats = repeats
         self._reply = reply
         self._parse = parse
 
@@ -74,6 +81,16 @@ class Operation(Generic[T]):
             raise RemoteProtocolError(f"the broker's answer cannot be read: {error!r}") from None
 
 
+#: Requests that may be repeated, whether they were done or not.
+_REPEATABLE: Final = frozenset(
+    (
+        *(frames.PRODUCER, frames.COMMIT, frames.COMMITTED, frames.METADATA, frames.OFFSETS),
+        *(frames.BIND, frames.UNBIND, frames.SET_POLICY, frames.LIST_POLICIES),
+        *(frames.JOIN, frames.HEARTBEAT),
+    )
+)
+
+
 def _nothing(body: bytes) -> None:
     return None
 
@@ -81,7 +98,14 @@ def _nothing(body: bytes) -> None:
 def request(kind: int, parse: Callable[[Any], T], /, **fields: object) -> Operation[T]:
     """A request with the fields that are not None, answered by OK."""
     given = {name: value for name, value in fields.items() if value is not None}
-    return Operation(kind, pack_fields(given), frames.OK, lambda body: parse(unpack(body)))
+    return Operation(
+        kind,
+        pack_fields(given),
+        frames.OK,
+        lambda body: parse(unpack(body)),
+        # The broker makes up a new name for each queue without one.
+        repeats=kind in _REPEATABLE or (kind == frames.DECLARE and bool(given.get("name"))),
+    )
 
 
 def pack_fields(fields: dict[str, object]) -> bytes:
@@ -124,7 +148,14 @@ def publish(
         block = PRODUCER.pack(len(name), producer.epoch, producer.sequence) + name
     head = PUBLISH_HEAD.pack(len(publications), flags) + block
     body = head + FramedMessages.of(publications).data
-    return Operation(frames.PUBLISH, body, frames.CONFIRM, _nothing, publishes=True)
+    return Operation(
+        frames.PUBLISH,
+        body,
+        frames.CONFIRM,
+        _nothing,
+        publishes=True,
+        repeats=producer is not None,
+    )
 
 
 def _check_count(count: int, least: int) -> None:
@@ -174,7 +205,9 @@ def transaction(
     # Publishing is what the broker refuses at times.
     publishes = bool(entries or parts)
     body = _with_fields(fields, FramedMessages(len(entries), b"".join(entries)))
-    return Operation(frames.TX, body, frames.OK, _left, publishes=publishes)
+    return Operation(
+        frames.TX, body, frames.OK, _left, publishes=publishes, repeats=producer is not None
+    )
 
 
 def _with_fields(fields: dict[str, object], messages: FramedMessages) -> bytes:
@@ -217,6 +250,7 @@ def stage(
         frames.OK,
         lambda body: not unpack(body).get("committed", False),
         publishes=True,
+        repeats=True,
     )
 
 
@@ -278,11 +312,11 @@ def subscribe_log(
     timestamp: int | None,
     credit: int,
     incarnation: str | None,
-) -> Operation[int]:
-    """Mode ``log`` from an offset or a time on; the offset at which it starts."""
+) -> Operation[LogStart]:
+    """Mode ``log`` from an offset or a time on."""
     return request(
         frames.SUBSCRIBE,
-        lambda reply: int(reply["offset"]),
+        lambda reply: LogStart(int(reply["offset"]), reply.get("incarnation", incarnation)),
         subscription=subscription,
         mode="log",
         stream=stream,
@@ -346,7 +380,9 @@ def fetch(
         fields["incarnation"] = incarnation
     if max_bytes is not None:
         fields["max_bytes"] = max_bytes
-    return Operation(frames.FETCH, pack_fields(fields), frames.FETCHED, _fetched, wait=max_wait)
+    return Operation(
+        frames.FETCH, pack_fields(fields), frames.FETCHED, _fetched, wait=max_wait, repeats=True
+    )
 
 
 def metadata(streams: Sequence[str] | None = None) -> Operation[list[StreamInfo]]:

@@ -121,13 +121,14 @@ class ClientProtocol:
         name: str = "",
         heartbeat: int = 0,
         max_frame: int = frames.MAX_CLIENT_FRAME,
+        first: int = 1,
     ) -> None:
         self._target = target
         self._name = name or f"trivium-python {trivium.__version__}"
         self._heartbeat = heartbeat
         self._reader = FrameReader(max_frame)
         self._output: list[bytes] = []
-        self._correlation = 0
+        self._correlation = first - 1
         self._hello = 0
         self._auth = 0
         #: longest frame that the broker takes; known once Ready
@@ -135,6 +136,11 @@ class ClientProtocol:
         self.is_ready = False
         # Whether the broker has said anything.
         self._heard = False
+
+    @property
+    def next_correlation(self) -> int:
+        """The correlation id of the next request."""
+        return self._correlation + 1
 
     def take_output(self) -> bytes:
         """What is to be sent, once."""

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Final, Generic, TypeVar
+from collections.abc import Callable
+from typing import Any, Final, Generic, TypeVar
 
 from trivium_native.client import operations
 from trivium_native.client.connection import ClientConnection
-from trivium_native.client.values import Delivery, StoredBatch
-from trivium_native.wire.errors import NativeError
+from trivium_native.client.operations import Operation
+from trivium_native.client.values import Delivery, LogStart, StoredBatch
+from trivium_native.wire.errors import NativeError, OffsetOutOfRange, UnknownDelivery
 
 T = TypeVar("T")
 
@@ -20,9 +22,10 @@ LIVE_BACKLOG: Final = 4096
 class Subscription(Generic[T]):
     """An async iterator over what a subscription gets. Ends with the error that ended it."""
 
-    def __init__(self, connection: ClientConnection, number: int) -> None:
-        self.number = number
+    def __init__(self, connection: ClientConnection) -> None:
+        self.number = connection.next_number()
         self._connection = connection
+        self._is_subscribed = False
         self._items: deque[T] = deque()
         self._wakeup = asyncio.Event()
         self._error: NativeError | None = None
@@ -42,6 +45,23 @@ class Subscription(Generic[T]):
 
     def _taken(self, item: T) -> None:
         """An item leaves the backlog."""
+
+    def request(self) -> Operation[Any]:
+        """What asks the broker for it."""
+        raise NotImplementedError
+
+    def started(self, found: Any) -> None:
+        """The broker has said yes."""
+        self._is_subscribed = True
+
+    def interrupted(self) -> None:
+        """The connection is lost; it will be made again."""
+
+    async def resume(self) -> None:
+        """Subscribe on the new connection."""
+        if self._is_subscribed:
+            self._connection.renumber(self)
+            await self._connection.ask(self.request())
 
     def put(self, item: T) -> None:
         """An item arrived."""
@@ -64,6 +84,15 @@ class LiveMessages(Subscription[Delivery]):
 
     dropped: int = 0
 
+    def __init__(
+        self, connection: ClientConnection, request: Callable[[int], Operation[None]]
+    ) -> None:
+        super().__init__(connection)
+        self._request = request
+
+    def request(self) -> Operation[None]:
+        return self._request(self.number)
+
     def put(self, item: Delivery) -> None:
         if len(self._items) < LIVE_BACKLOG:
             super().put(item)
@@ -72,15 +101,33 @@ class LiveMessages(Subscription[Delivery]):
 
 
 class Deliveries(Subscription[Delivery]):
-    """Messages of a queue. Each is settled by ``ack`` or ``nack``, unless ``no_ack`` was asked."""
+    """Messages of a queue. Each is settled by ``ack`` or ``nack``, unless ``no_ack`` was asked.
+
+    What was not settled when the connection was lost comes again, flagged as redelivered. Settling
+    it by what came before does nothing, and raises UnknownDelivery where that is waited for.
+    """
 
     def __init__(
-        self, connection: ClientConnection, number: int, credit: int, no_ack: bool
+        self,
+        connection: ClientConnection,
+        request: Callable[[int, int], Operation[None]],
+        credit: int,
+        no_ack: bool,
     ) -> None:
-        super().__init__(connection, number)
+        super().__init__(connection)
+        self._request = request
         self._credit = credit
         self._no_ack = no_ack
         self._used = 0
+
+    def request(self) -> Operation[None]:
+        return self._request(self.number, max(1, self._credit - len(self._items)))
+
+    def interrupted(self) -> None:
+        self._used = 0
+        if not self._no_ack:
+            # They come again.
+            self._items.clear()
 
     def _taken(self, item: Delivery) -> None:
         # Nothing is acknowledged, so room in the backlog is what gives new credit.
@@ -93,8 +140,11 @@ class Deliveries(Subscription[Delivery]):
     async def ack(self, delivery: Delivery, *, multiple: bool = False, wait: bool = False) -> None:
         """The delivery is done with; ``multiple``: and all before it.
 
-        ``wait`` for the settlement to be durable. Raises UnknownDelivery, if it waits.
+        ``wait`` for the settlement to be durable. Raises UnknownDelivery and Interrupted, if it
+        waits.
         """
+        if not self._is_of_this_connection(delivery, wait):
+            return
         first = 1 if multiple else delivery.tag
         operation = operations.settle(self.number, first, delivery.tag)
         if wait:
@@ -106,15 +156,67 @@ class Deliveries(Subscription[Delivery]):
         self, delivery: Delivery, *, requeue: bool = True, multiple: bool = False
     ) -> None:
         """The delivery was not wanted: back to the queue, or away."""
+        if not self._is_of_this_connection(delivery, False):
+            return
         first = 1 if multiple else delivery.tag
         operation = operations.give_back(self.number, first, delivery.tag, requeue)
         await self._connection.tell(operation)
+
+    def _is_of_this_connection(self, delivery: Delivery, is_asked: bool) -> bool:
+        if delivery.subscription == self.number:
+            return True
+        if is_asked:
+            raise UnknownDelivery("the connection that it came by was lost: it comes again")
+        return False
 
 
 class Batches(Subscription[StoredBatch]):
     """Record batches of a partition, in order. ``offset`` is where they start."""
 
-    offset: int = 0
+    def __init__(
+        self,
+        connection: ClientConnection,
+        request: Callable[[int, int | str | None, str | None, int], Operation[LogStart]],
+        offset: int | str | None,
+        incarnation: str | None,
+        credit: int,
+    ) -> None:
+        super().__init__(connection)
+        self._request = request
+        self.offset = 0
+        # What to ask for next, and of which stream of that name.
+        self._next = offset
+        self._incarnation = incarnation
+        self._credit = credit
+        self._newest: StoredBatch | None = None
+
+    def started(self, found: LogStart) -> None:
+        super().started(found)
+        self.offset = found.offset
+        self._next = found.offset
+        self._incarnation = found.incarnation
+
+    def put(self, item: StoredBatch) -> None:
+        self._newest = item
+        super().put(item)
+
+    def request(self) -> Operation[LogStart]:
+        room = max(1, self._credit - sum(len(item.data) for item in self._items))
+        return self._request(self.number, self._next, self._incarnation, room)
+
+    async def resume(self) -> None:
+        if self._newest is not None:
+            self._next = self._newest.next_offset
+        try:
+            await super().resume()
+        except OffsetOutOfRange as error:
+            first = error.detail["first_offset"]
+            if not isinstance(first, int) or not isinstance(self._next, int) or first < self._next:
+                raise
+            # Retention has passed the place, as it may have while there was a connection.
+            self._next = first
+            self._newest = None
+            await super().resume()
 
     def _taken(self, item: StoredBatch) -> None:
         self._connection.add_credit(self.number, len(item.data))

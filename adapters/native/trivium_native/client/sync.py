@@ -7,14 +7,17 @@ For code that has neither, such as a task in a Spark executor::
         fetched = client.fetch("readings", 0, info.partitions[0].first_offset)
 
 It makes requests and waits for their answers; it does not subscribe. Not safe for use by several
-threads at a time. After ConnectionFailed or RemoteProtocolError only ``close`` makes sense.
+threads at a time. A connection that is lost is made again by the next request, which asks again
+what the broker does once all the same (``Operation.repeats``).
 """
 
 from __future__ import annotations
 
 import socket
+import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Final, TypeVar
 
@@ -23,13 +26,14 @@ from trivium_native.client import operations, topology_operations
 from trivium_native.client.methods import Operations, SyncRunner
 from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import ClientProtocol, Closed, Reply
+from trivium_native.client.reconnecting import Persistence, Reconnect, may_pass
 from trivium_native.client.url import ALPN, Target, cannot_connect, make_target
 from trivium_native.client.values import (
     FramedMessages,
     Producer,
     Publication,
 )
-from trivium_native.wire.errors import ConnectionFailed, NativeError
+from trivium_native.wire.errors import ConnectionFailed, Interrupted, NativeError
 
 T = TypeVar("T")
 
@@ -48,13 +52,19 @@ def connect(
     password: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     name: str = "",
+    reconnect: Reconnect | bool = True,
+    on_connected: Callable[[Target], None] | None = None,
+    on_disconnected: Callable[[NativeError], None] | None = None,
 ) -> SyncClient:
-    """Connect and authenticate, with TLS and credentials as the client for asyncio.
+    """Connect and authenticate, with TLS, credentials and reconnecting as the client for asyncio.
+
+    ``timeout`` is in seconds: for connecting, for each answer, and for connecting again.
 
     Raises ValueError for a bad URL or files of ``tls`` that cannot be used, ConnectionFailed,
     AuthenticationFailed, NotFound (vhost).
     """
-    return SyncClient(make_target(url, tls, username, password), timeout, name)
+    persistence = Persistence.of(reconnect, on_connected, on_disconnected)
+    return SyncClient(make_target(url, tls, username, password), timeout, name, persistence)
 
 
 def _open_socket(target: Target, timeout: float) -> socket.socket:
@@ -83,21 +93,72 @@ class SyncClient(SyncRunner, Operations):
     Every method raises the errors of ``trivium_native.wire.errors``.
     """
 
-    def __init__(self, target: Target, timeout: float, name: str) -> None:
-        self._protocol = ClientProtocol(target, name=name)
+    def __init__(self, target: Target, timeout: float, name: str, persistence: Persistence) -> None:
+        self._target = target
         self._timeout = timeout
+        self._name = name
+        self._persistence = persistence
         self._replies: dict[int, Reply] = {}
         self._error: NativeError | None = None
+        self._is_closed = False
+        # The number of this connection's first request.
+        self._first = 1
+        self._protocol: ClientProtocol
         #: what it speaks through
-        self.socket = _open_socket(target, timeout)
+        self.socket: socket.socket
+        self._connect()
+
+    def _connect(self) -> None:
+        """Connect to the first of the places where a broker answers. Raises as the last one."""
+        failure: NativeError | None = None
+        for place in self._target.places:
+            try:
+                self._connect_to(place)
+            except NativeError as error:
+                if not may_pass(error):
+                    raise
+                failure = error
+            else:
+                self._persistence.connected(place)
+                return
+        assert failure is not None
+        raise failure
+
+    def _connect_to(self, place: Target) -> None:
+        if self._error is not None:
+            # No request of this connection has the number of an earlier one.
+            self._first = self._protocol.next_correlation
+        self._error = None
+        self._replies.clear()
+        self._protocol = ClientProtocol(place, name=self._name, first=self._first)
+        self.socket = _open_socket(place, self._timeout)
         try:
             self._protocol.start()
             self._send()
             while not self._protocol.is_ready:
-                self._receive(timeout)
+                self._receive(self._timeout)
         except BaseException:
             self.socket.close()
             raise
+
+    def _connect_again(self) -> None:
+        """Make a lost connection again. Raises why it cannot, or not within the time-out."""
+        policy = self._persistence.policy
+        error = self._error
+        assert error is not None
+        if policy is None or self._is_closed or not may_pass(error):
+            raise error
+        limit = self._timeout if policy.limit is None else min(policy.limit, self._timeout)
+        end = time.monotonic() + limit
+        for wait in policy.waits():
+            time.sleep(min(wait, max(0.0, end - time.monotonic())))
+            try:
+                self._connect()
+                return
+            except NativeError as failure:
+                self._error = failure
+                if not may_pass(failure) or time.monotonic() >= end:
+                    raise
 
     def __enter__(self) -> SyncClient:
         return self
@@ -113,12 +174,13 @@ class SyncClient(SyncRunner, Operations):
     def close(self) -> None:
         """Say goodbye and close; nothing happens when it is closed already."""
         if self._error is None:
-            self._error = ConnectionFailed("the client is closed")
             try:
                 self._protocol.close()
                 self._send()
             except (OSError, ConnectionFailed):
                 pass
+        self._is_closed = True
+        self._error = ConnectionFailed("the client is closed")
         self.socket.close()
 
     @property
@@ -188,27 +250,51 @@ class SyncClient(SyncRunner, Operations):
     # I/O
 
     def run(self, operation: Operation[T]) -> T:
-        return self.finish(self.start(operation), operation)
+        while True:
+            try:
+                found = self.finish(self.start(operation), operation)
+            except Interrupted:
+                if not operation.repeats:
+                    raise
+            else:
+                if operation.secret is not None:
+                    # What it came with counts no more.
+                    self._target = replace(self._target, password=operation.secret.decode())
+                return found
 
     def start(self, operation: Operation[T]) -> int:
         """Send a request, and wait for nothing; its number, by which ``finish`` knows it."""
         if self._error is not None:
-            raise self._error
+            self._connect_again()
         correlation = self._protocol.send(operation)
-        self._send()
+        try:
+            self._send()
+        except NativeError as error:
+            raise self._interruption(error) from None
         return correlation
 
     def finish(self, correlation: int, operation: Operation[T]) -> T:
         """Wait for the answer to a request that was sent."""
         while correlation not in self._replies:
+            if correlation < self._first:
+                raise Interrupted("the connection that it was sent by is lost")
             if self._error is not None:
-                raise self._error
-            self._receive(self._timeout + operation.wait)
+                raise self._interruption(self._error)
+            try:
+                self._receive(self._timeout + operation.wait)
+            except NativeError as error:
+                raise self._interruption(error) from None
         reply = self._replies.pop(correlation)
         if reply.error is not None:
             raise reply.error
         assert reply.frame is not None
         return operation.result(reply.frame)
+
+    def _interruption(self, error: NativeError) -> NativeError:
+        """What it means for a request that the connection is lost."""
+        if self._persistence.policy is None or self._is_closed or not may_pass(error):
+            return error
+        return Interrupted(f"{error.text}; the answer had not come")
 
     def _send(self) -> None:
         try:
@@ -236,6 +322,8 @@ class SyncClient(SyncRunner, Operations):
                 raise self._fail(event.error)
 
     def _fail(self, error: NativeError) -> NativeError:
+        if self._error is None and self._protocol.is_ready:
+            self._persistence.disconnected(error)
         self._error = error
         self.socket.close()
         return error

@@ -1,6 +1,6 @@
-"""Where a broker is: ``trivium://[user[:password]@]host[:port][/vhost]``, or ``triviums://``.
+"""Where a broker is: ``trivium://[user[:password]@]host[:port][,host[:port]...][/vhost]``.
 
-The latter is the same by TLS.
+``triviums://`` is the same by TLS.
 """
 
 from __future__ import annotations
@@ -24,7 +24,10 @@ ALPN: Final = "native"
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """A parsed URL. Without a user the client is anonymous; with ``tls`` None it speaks plainly."""
+    """A parsed URL. Without a user the client is anonymous; with ``tls`` None it speaks plainly.
+
+    ``others`` are further hosts and ports where the broker may be, tried in their order.
+    """
 
     host: str
     port: int = DEFAULT_PORT
@@ -32,6 +35,15 @@ class Target:
     username: str | None = None
     password: str = field(default="", repr=False)
     tls: ClientTls | None = None
+    others: tuple[tuple[str, int], ...] = ()
+
+    @property
+    def places(self) -> list[Target]:
+        """The target with each of its hosts and ports alone."""
+        return [
+            replace(self, host=host, port=port, others=())
+            for host, port in ((self.host, self.port), *self.others)
+        ]
 
 
 def parse_url(url: str) -> Target:
@@ -40,18 +52,30 @@ def parse_url(url: str) -> Target:
     No path, and a path of ``/`` alone, mean the virtual host ``/``. Raises ValueError.
     """
     parts = urlsplit(url)
+    credentials, at, hosts = parts.netloc.rpartition("@")
+    # The parts of a URL know one host.
+    first, *others = [
+        urlsplit(f"{parts.scheme}://{credentials}{at}{host}") for host in hosts.split(",")
+    ]
     is_known = parts.scheme in (SCHEME, TLS_SCHEME)
-    if not is_known or not parts.hostname or parts.query or parts.fragment:
-        raise ValueError("not of the form trivium[s]://[user[:password]@]host[:port][/vhost]")
+    has_hosts = all(each.hostname for each in (first, *others))
+    if not is_known or not has_hosts or parts.query or parts.fragment:
+        raise ValueError(
+            "not of the form trivium[s]://[user[:password]@]host[:port][,host[:port]...][/vhost]"
+        )
     is_tls = parts.scheme == TLS_SCHEME
     default_port = DEFAULT_TLS_PORT if is_tls else DEFAULT_PORT
+    places = [
+        (each.hostname or "", default_port if each.port is None else each.port)
+        for each in (first, *others)
+    ]
     return Target(
-        parts.hostname,
-        default_port if parts.port is None else parts.port,
+        *places[0],
         unquote(parts.path[1:]) or "/",
-        None if parts.username is None else unquote(parts.username),
-        unquote(parts.password or ""),
+        None if first.username is None else unquote(first.username),
+        unquote(first.password or ""),
         ClientTls() if is_tls else None,
+        tuple(places[1:]),
     )
 
 

@@ -15,7 +15,9 @@ def renew(secret: str | bytes) -> Operation[None]:
 
     Where nothing expires nothing is checked. Raises AuthenticationFailed, and the connection ends.
     """
-    return request(frames.AUTH, done, password=_as_bytes(secret))
+    operation = request(frames.AUTH, done, password=_as_bytes(secret))
+    operation.secret = _as_bytes(secret)
+    return operation
 
 
 def add_user(name: str, password: str | bytes, tags: Sequence[str] = ()) -> Operation[None]:

@@ -15,6 +15,7 @@ from trivium.streams.records import (
     ROUTING_KEY,
     TIMESTAMP,
     RecordBatch,
+    batch_span,
 )
 from trivium_native.wire.messages import MANDATORY, PERSISTENT, RETAIN, encode_message
 from trivium_native.wire.properties import encode_properties
@@ -135,6 +136,11 @@ class StoredBatch:
         """
         return RecordBatch(self.data)
 
+    @property
+    def next_offset(self) -> int:
+        """The offset after its last record."""
+        return self.base_offset + batch_span(self.data)
+
     def records(self, start: int = 0) -> Iterator[Record]:
         """The records from offset ``start`` on. Raises trivium.streams.records.BatchError."""
         view = self.view()
@@ -151,6 +157,15 @@ class StoredBatch:
                 [(name.decode(), value) for name, value in view.headers(row)],
                 view.integer(PROTOCOL, row),
             )
+
+
+@dataclass(frozen=True, slots=True)
+class LogStart:
+    """Where a ``log`` subscription starts, and in which stream of that name."""
+
+    offset: int
+    #: None of a broker that does not say it
+    incarnation: str | None
 
 
 @dataclass(frozen=True, slots=True)

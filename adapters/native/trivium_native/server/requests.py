@@ -137,6 +137,7 @@ class Requests:
             subscription = LogSubscription(connection, number, partition)
             subscription.start(offset)
             reply["offset"] = offset
+            reply["incarnation"] = partition.stream.incarnation
         add(subscription)
         # The answer first, then what it is about.
         connection.reply(correlation, reply)

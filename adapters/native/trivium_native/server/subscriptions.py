@@ -402,7 +402,8 @@ class LogSubscription(Subscription):
             self.stream_deleted()
             return
         correlation, self.asked_by = self.asked_by, 0
-        self.connection.reply(correlation, {"offset": offset})
+        incarnation = self._partition.stream.incarnation
+        self.connection.reply(correlation, {"offset": offset, "incarnation": incarnation})
         self.start(offset)
         self.add_credit(credit)
 

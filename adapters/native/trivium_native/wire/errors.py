@@ -5,6 +5,7 @@
     NativeError
      +-- ConnectionFailed        the network: no connection, or it was lost
      |    +-- NotVerified        it is not known whether the broker is the right one
+     |    +-- Interrupted        it was lost before the answer, and is made again
      +-- RemoteProtocolError     the other side broke the protocol
      +-- ProtocolError           1xx: this side broke it; the connection is closed
      |    +-- Malformed, FrameTooLarge, UnsupportedVersion, UnexpectedFrame, TimedOut
@@ -44,6 +45,13 @@ class ConnectionFailed(NativeError, ConnectionError):
 
 class NotVerified(ConnectionFailed):
     """The certificate of who answers does not verify, or is another host's. Nothing was sent."""
+
+
+class Interrupted(ConnectionFailed):
+    """The connection was lost before the answer came, and the request cannot be repeated safely.
+
+    What was asked may have been done. The client connects again: later requests are made.
+    """
 
 
 class RemoteProtocolError(NativeError):

@@ -1,0 +1,84 @@
+"""How the clients connect again: what may be repeated, how long they wait between attempts."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from trivium_native.client.url import Target
+from trivium_native.wire.errors import (
+    ConnectionFailed,
+    NativeError,
+    NotVerified,
+    TimedOut,
+    TryLater,
+)
+
+#: Each wait is at most so many times the one before it.
+_FACTOR: Final = 2.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reconnect:
+    """How a client connects again once its connection is lost. Times are in seconds.
+
+    Before attempt *n* it waits a random time of at most ``first`` times 2 to the power of *n*, and
+    of at most ``longest``. After ``limit`` without a connection it gives up; None is never.
+    """
+
+    first: float = 0.1
+    longest: float = 10.0
+    limit: float | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 < self.first <= self.longest or (self.limit is not None and self.limit < 0):
+            raise ValueError("of first, longest and limit one is out of range")
+
+    def waits(self) -> Iterator[float]:
+        """How long to wait before each attempt; without an end."""
+        longest = self.first
+        while True:
+            yield random.uniform(0, longest)
+            longest = min(longest * _FACTOR, self.longest)
+
+
+@dataclass(frozen=True, slots=True)
+class Persistence:
+    """Whether a client connects again, and who is told; the same for both clients."""
+
+    policy: Reconnect | None
+    on_connected: Callable[[Target], None] | None = None
+    on_disconnected: Callable[[NativeError], None] | None = None
+
+    @classmethod
+    def of(
+        cls,
+        reconnect: Reconnect | bool,
+        on_connected: Callable[[Target], None] | None,
+        on_disconnected: Callable[[NativeError], None] | None,
+    ) -> Persistence:
+        """What ``connect`` is given."""
+        if isinstance(reconnect, bool):
+            policy = Reconnect() if reconnect else None
+        else:
+            policy = reconnect
+        return cls(policy, on_connected, on_disconnected)
+
+    def connected(self, place: Target) -> None:
+        """There is a connection."""
+        if self.on_connected is not None:
+            self.on_connected(place)
+
+    def disconnected(self, error: NativeError) -> None:
+        """It was lost."""
+        if self.on_disconnected is not None:
+            self.on_disconnected(error)
+
+
+def may_pass(error: NativeError) -> bool:
+    """Whether an attempt that failed so may succeed later: the network, or a broker that stops."""
+    if isinstance(error, NotVerified):
+        return False
+    return isinstance(error, ConnectionFailed | TimedOut | TryLater)
