@@ -167,6 +167,18 @@ def test_what_a_test_leaves_behind_is_ended(trivium_broker: SharedBroker) -> Non
     assert place not in trivium_broker.listeners.values()
 
 
+def test_a_test_may_delete_its_virtual_host_itself(trivium_broker: SharedBroker) -> None:
+    vhost = trivium_broker.make_vhost()
+    trivium_broker.listen("native", vhost)
+
+    async def delete() -> None:
+        trivium_broker.broker.virtual_hosts.delete(vhost, lambda: None)
+
+    trivium_broker.call(delete())
+    trivium_broker.delete_vhost(vhost)
+    assert trivium_broker.is_running
+
+
 def test_several_tests_can_share_a_listener(trivium_broker: SharedBroker) -> None:
     place = trivium_broker.listen("native")
     assert trivium_broker.listen("native") == place
