@@ -19,7 +19,7 @@ from trivium_spark.errors import (
 
 try:
     from trivium_spark.source import TriviumDataSource
-    from trivium_spark.writer import forget_query
+    from trivium_spark.writer import forget_query, write_batch
 except ImportError as error:
     raise ImportError(
         f"{error}: trivium_spark needs pyspark 4.2 or newer (pip install 'trivium[spark]')"
@@ -32,4 +32,5 @@ __all__ = [
     "TriviumDataSource",
     "TriviumSparkError",
     "forget_query",
+    "write_batch",
 ]

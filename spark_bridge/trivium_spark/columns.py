@@ -12,17 +12,25 @@ from typing import Any, Final
 import numpy
 import numpy.typing
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
+from trivium.messages.delivery import DELIVERY_MODES
 from trivium.messages.topics import topic_of
 from trivium.streams.records import (
     CONSTANT,
     CONTENT_TYPE,
+    EXCHANGE,
+    EXPIRES,
+    FLAGS,
     HEADERS,
     KEY,
+    MODE_MASK,
     OFFSET_DELTA,
     PAYLOAD,
+    PRIORITY,
     PROTOCOL,
+    RETAIN,
     ROUTING_KEY,
     TIMESTAMP,
     Column,
@@ -50,22 +58,36 @@ COLUMNS: Final = (
 #: the same as Spark reads it (DDL)
 SCHEMA: Final = ", ".join(f"{name} {kind}" for name, kind, _ in COLUMNS)
 
+#: columns that there are for a query that asks for them
+MORE_COLUMNS: Final = (
+    ("exchange", "string", pa.string()),
+    ("routing_key", "binary", pa.binary()),
+    ("delivery_mode", "string", pa.string()),
+    ("priority", "int", pa.int32()),
+    ("expiration", "bigint", pa.int64()),
+    ("retain", "boolean", pa.bool_()),
+)
+
+#: delivery modes by their numbers; there is none of the last one
+_MODES: Final = pa.array([*DELIVERY_MODES, None])
+
 #: name of a protocol by its number; numbers without a name stand for themselves
 _PROTOCOLS: Final = pa.array([None, "mqtt", "amqp", "native", *map(str, range(4, 256))])
 
 
 def arrow_schema(schema: StructType) -> pa.Schema:
-    """The Arrow schema for a query's schema: all columns, or those that it selects by name.
+    """The Arrow schema for a query's schema: the columns that it selects by name.
 
     Raises OptionError for a column that there is not, or that has another type.
     """
-    types = {name: (kind, arrow) for name, kind, arrow in COLUMNS}
+    types = {name: (kind, arrow) for name, kind, arrow in COLUMNS + MORE_COLUMNS}
     fields: list[pa.Field] = []
     for field in schema.fields:
         kind, arrow = types.get(field.name, ("", None))
         if field.dataType.simpleString() != kind:
             raise OptionError(
-                f"column {field.name} {field.dataType.simpleString()} is not one of: {SCHEMA}"
+                f"column {field.name} {field.dataType.simpleString()} is not one of:"
+                f" {', '.join(f'{name} {kind}' for name, (kind, _) in types.items())}"
             )
         fields.append(pa.field(field.name, arrow, field.nullable))
     return pa.schema(fields)
@@ -146,7 +168,27 @@ class _JoinedBatches:
             return self._headers()
         if name == "protocol":
             return _PROTOCOLS.take(self._fixed(PROTOCOL, pa.uint8(), 1))
-        return _to_text(self._binary(CONTENT_TYPE, is_nullable=True))
+        if name == "content_type":
+            return _to_text(self._binary(CONTENT_TYPE, is_nullable=True))
+        return self._more(name)
+
+    def _more(self, name: str) -> pa.Array:
+        """One of ``MORE_COLUMNS``."""
+        if name == "exchange":
+            return _to_text(self._binary(EXCHANGE, is_nullable=False))
+        if name == "routing_key":
+            return self._binary(ROUTING_KEY, is_nullable=False)
+        if name == "priority":
+            return self._fixed(PRIORITY, pa.uint8(), 1).cast(pa.int32())
+        if name == "expiration":
+            # What was left when it arrived, where it expires at all.
+            expires = self._fixed(EXPIRES, pa.int64(), 8)
+            left = pc.subtract(expires, self._fixed(TIMESTAMP, pa.int64(), 8))
+            return pc.if_else(pc.equal(expires, 0), pa.scalar(None, pa.int64()), left)
+        flags = self._fixed(FLAGS, pa.uint8(), 1)
+        if name == "retain":
+            return pc.not_equal(pc.bit_wise_and(flags, pa.scalar(RETAIN, pa.uint8())), 0)
+        return _MODES.take(pc.bit_wise_and(flags, pa.scalar(MODE_MASK, pa.uint8())))
 
     def _slice(self, index: int, start: int, size: int) -> memoryview:
         return self._data[index][start : start + size]

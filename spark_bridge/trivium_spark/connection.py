@@ -12,6 +12,7 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from types import TracebackType
 from typing import Final, TypeVar
@@ -36,10 +37,24 @@ from trivium_native.errors import (
     TimedOut,
     TooManyRequests,
 )
-from trivium_native.requests import Operation, committed, offset_for_timestamp, publish, stage
+from trivium_native.requests import (
+    Operation,
+    committed,
+    fetch,
+    offset_for_timestamp,
+    publish,
+    stage,
+)
 from trivium_native.sync import SyncClient, connect
 from trivium_native.transaction import Transaction
-from trivium_native.values import FramedMessages, Membership, Part, StreamInfo
+from trivium_native.values import (
+    Fetched,
+    FramedMessages,
+    Membership,
+    Part,
+    StoredBatch,
+    StreamInfo,
+)
 from trivium_spark.errors import (
     BrokerUnavailable,
     GroupTakenOver,
@@ -100,6 +115,8 @@ class ReconnectingConnection:
         self.access = access
         self._retry_timeout = retry_timeout
         self._client: SyncClient | None = None
+        # The fetch that is under way: its place, its number and itself.
+        self._ahead: tuple[tuple[OffsetRange, int], int, Operation[Fetched]] | None = None
         # The group that this connection holds.
         self._held: Membership | None = None
 
@@ -119,6 +136,7 @@ class ReconnectingConnection:
         if self._client is not None:
             self._client.close()
             self._client = None
+        self._ahead = None
 
     def snapshot(self, selection: Selection) -> Snapshot:
         """The state of the streams at this moment. Raises OptionError when there is no such one."""
@@ -201,7 +219,7 @@ class ReconnectingConnection:
     def fetch(
         self, wanted: OffsetRange, position: int, max_bytes: int = FETCH_BYTES
     ) -> list[tuple[int, RecordBatch]]:
-        """Record batches with their first offsets, from the one with ``position`` on.
+        """Record batches of a range with their first offsets, from the one with ``position`` on.
 
         At least one, and otherwise at most ``max_bytes``. Where that offset does not exist any more
         the result begins at the first that does. It is empty when nothing of the range exists from
@@ -209,33 +227,41 @@ class ReconnectingConnection:
         """
         try:
             try:
-                return self._fetch(wanted, position, max_bytes)
+                fetched = self._fetched(wanted, position, max_bytes)
             except OffsetOutOfRange as error:
                 first = error.detail.get("first_offset")
                 if not isinstance(first, int) or not position < first < wanted.end:
                     return []
-                return self._fetch(wanted, first, max_bytes)
+                fetched = self._fetched(wanted, first, max_bytes)
         except (NotFound, StreamChanged) as error:
             raise StreamGone(error.text) from error
         except NativeError as error:
-            raise TriviumSparkError(error.text) from error
-        except BatchError as error:
-            name = format_partition((wanted.stream, wanted.partition))
-            raise TriviumSparkError(f"{name} at offset {position}: {error}") from error
+            raise TriviumSparkError(error.text) from None
+        return [
+            (stored.base_offset, _view(stored, wanted))
+            for stored in fetched
+            if stored.base_offset < wanted.end
+        ]
 
-    def _fetch(
-        self, wanted: OffsetRange, position: int, max_bytes: int
-    ) -> list[tuple[int, RecordBatch]]:
-        fetched = self._repeat(
-            lambda client: client.fetch(
-                wanted.stream,
-                wanted.partition,
-                position,
-                incarnation=wanted.incarnation,
-                max_bytes=max_bytes,
-            )
-        )
-        return [(batch.base_offset, batch.view()) for batch in fetched.batches]
+    def fetch_ahead(self, wanted: OffsetRange, position: int, max_bytes: int) -> None:
+        """Ask for what ``fetch`` with the same arguments, the next call, will want."""
+        assert self._ahead is None
+        request = _fetch(wanted, position, max_bytes)
+        # What is wrong with the connection is seen when the answer is wanted.
+        with suppress(NativeError):
+            self._ahead = (wanted, position), self._connected().start(request), request
+
+    def _fetched(self, wanted: OffsetRange, position: int, max_bytes: int) -> list[StoredBatch]:
+        def call(client: SyncClient) -> Fetched:
+            ahead, self._ahead = self._ahead, None
+            if ahead is not None:
+                place, number, request = ahead
+                fetched = client.finish(number, request)
+                if place == (wanted, position):
+                    return fetched
+            return client.run(_fetch(wanted, position, max_bytes))
+
+        return self._repeat(call).batches
 
     @property
     def is_holding(self) -> bool:
@@ -439,6 +465,25 @@ class _Patience:
             ) from error
         time.sleep(pause)
         self._delay = min(2 * self._delay, _LAST_DELAY)
+
+
+def _view(stored: StoredBatch, wanted: OffsetRange) -> RecordBatch:
+    """The columns of a batch of ``wanted``. Raises TriviumSparkError when it is damaged."""
+    try:
+        return stored.view()
+    except BatchError as error:
+        name = format_partition((wanted.stream, wanted.partition))
+        raise TriviumSparkError(f"{name} at offset {stored.base_offset}: {error}") from error
+
+
+def _fetch(wanted: OffsetRange, position: int, max_bytes: int) -> Operation[Fetched]:
+    return fetch(
+        wanted.stream,
+        wanted.partition,
+        position,
+        incarnation=wanted.incarnation,
+        max_bytes=max_bytes,
+    )
 
 
 def _connect(access: Access) -> SyncClient:

@@ -35,6 +35,18 @@ _SELECTIONS: Final = ("stream", "subscribe", "subscribePattern", "assign")
 #: options that Spark itself adds to a sink's
 _SPARK_SINK_OPTIONS: Final = frozenset({"checkpointlocation", "queryname"})
 
+#: options of a batch query alone
+BATCH_OPTIONS: Final = (
+    "endingOffsets",
+    "endingOffsetsByTimestamp",
+    "endingTimestamp",
+    "pushFilters",
+)
+
+#: Options by which ``write_batch`` says what a batch query writes.
+PRODUCER_OPTION: Final = "transactionProducer"
+NUMBER_OPTION: Final = "transactionNumber"
+
 #: options of every read and write that say where the broker is, and how to come in
 _ACCESS: Final = (
     "url",
@@ -133,14 +145,16 @@ class ReadOptions:
     division: Division
     group: str | None
     retry_timeout: float
+    #: whether Spark leaves filters to a batch query
+    push_filters: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
     """Options of a write: to a stream, to a queue, or (where both are None) to an exchange.
 
-    ``topic`` is the topic of the rows that have none of their own. ``exactly_once`` is for
-    streaming queries.
+    ``topic`` is the topic of the rows that have none of their own. ``transaction`` is what a batch
+    query writes, by producer and number; None where that is its own.
     """
 
     access: Access
@@ -150,6 +164,7 @@ class WriteOptions:
     topic: str | None
     exactly_once: bool
     retry_timeout: float
+    transaction: tuple[str, int] | None = None
 
 
 def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOptions:
@@ -160,7 +175,7 @@ def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOp
         known += ["maxOffsetsPerTrigger", "maxBytesPerTrigger"]
         known += ["minOffsetsPerTrigger", "maxTriggerDelay"]
     else:
-        known += _positions("ending")
+        known += BATCH_OPTIONS
     values = _known_options(options, known, frozenset())
     selection = _selection(values)
     start = _position(values, "starting", "latest" if is_streaming else "earliest", selection)
@@ -185,6 +200,7 @@ def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOp
         ),
         group=group,
         retry_timeout=_seconds(values, "retryTimeout", DEFAULT_RETRY_TIMEOUT),
+        push_filters=_boolean(values, "pushFilters", False),
     )
 
 
@@ -246,8 +262,8 @@ def _assigned(text: str) -> Selection:
 
 def parse_write_options(options: Mapping[str, str], is_streaming: bool) -> WriteOptions:
     """Options for ``writeStream`` or ``write``. Raises OptionError."""
-    known = [*_ACCESS, "exchange", "stream", "queue", "topic", "retryTimeout"]
-    known += ["exactlyOnce"] if is_streaming else []
+    known = [*_ACCESS, "exchange", "stream", "queue", "topic", "retryTimeout", "exactlyOnce"]
+    known += [] if is_streaming else [PRODUCER_OPTION, NUMBER_OPTION]
     values = _known_options(options, known, _SPARK_SINK_OPTIONS)
     places = [name for name in ("stream", "queue", "exchange") if name in values]
     if len(places) > 1 or ("topic" in values and places not in ([], ["exchange"])):
@@ -258,9 +274,19 @@ def parse_write_options(options: Mapping[str, str], is_streaming: bool) -> Write
         stream=_optional(values, "stream"),
         queue=_optional(values, "queue"),
         topic=values.get("topic"),
-        exactly_once=is_streaming and _boolean(values, "exactlyOnce", True),
+        exactly_once=_boolean(values, "exactlyOnce", True),
         retry_timeout=_seconds(values, "retryTimeout", DEFAULT_RETRY_TIMEOUT),
+        transaction=_transaction(values),
     )
+
+
+def _transaction(values: dict[str, str]) -> tuple[str, int] | None:
+    if PRODUCER_OPTION not in values and NUMBER_OPTION not in values:
+        return None
+    number = _required(values, NUMBER_OPTION)
+    if not (number.isascii() and number.isdigit() and int(number) < 1 << 62):
+        raise OptionError(f"option {NUMBER_OPTION} is the number of a transaction")
+    return _required(values, PRODUCER_OPTION), int(number)
 
 
 def _known_options(

@@ -10,12 +10,17 @@ from __future__ import annotations
 import logging
 import sys
 import time
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import pyarrow as pa
-from pyspark.sql.datasource import DataSourceReader, DataSourceStreamReader, InputPartition
+from pyspark.sql.datasource import (
+    DataSourceReader,
+    DataSourceStreamReader,
+    Filter,
+    InputPartition,
+)
 from pyspark.sql.streaming.datasource import (
     ReadAllAvailable,
     ReadLimit,
@@ -26,8 +31,9 @@ from pyspark.sql.types import StructType
 
 from trivium.streams.records import RecordBatch
 from trivium_spark.columns import BatchConverter, arrow_schema
-from trivium_spark.connection import ReconnectingConnection, StreamGone
+from trivium_spark.connection import FETCH_BYTES, ReconnectingConnection, StreamGone
 from trivium_spark.errors import TriviumSparkError
+from trivium_spark.filters import Pushed
 from trivium_spark.offsets import (
     OffsetRange,
     Offsets,
@@ -46,6 +52,9 @@ from trivium_spark.offsets import (
 from trivium_spark.options import Limits, ReadOptions, StreamPartition, format_partition
 
 logger = logging.getLogger("trivium_spark")
+
+#: Least bytes of a fetch.
+_LEAST_BYTES: Final = 64 << 10
 
 #: Small record batches are joined until they have this many rows or bytes: each one handed to
 #: Spark costs as much as some hundred rows.
@@ -66,6 +75,8 @@ class RangeReader:
     def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
         self._options = options
         self._schema = schema
+        #: what Spark has left to this source
+        self.pushed = Pushed()
 
     def read(self, wanted: OffsetRange) -> Iterator[pa.RecordBatch]:
         """The records of a range, in order, as Arrow record batches.
@@ -86,6 +97,7 @@ class RangeReader:
                     at = _damaged_at(converter, batches)
                     raise TriviumSparkError(f"{name} at offset {at}: {error}") from error
                 position = base + last.span
+                rows = self.pushed.rows(rows)
                 # Of a compacted stream there may be none there.
                 if rows.num_rows:
                     yield rows
@@ -95,30 +107,52 @@ class RangeReader:
     ) -> Iterator[tuple[int, RecordBatch]]:
         """The record batches of a range, each with its offset."""
         position = wanted.start
+        pace = _Pace()
         while position < wanted.end:
             reason = ""
             try:
-                fetched = connection.fetch(wanted, position)
+                fetched = connection.fetch(wanted, position, pace.bytes(wanted.end - position))
             except StreamGone as error:
                 fetched = []
                 reason = f" ({error})"
             if not fetched:
                 self._lost(wanted, position, wanted.end, reason)
                 return
+            pace.note(fetched)
+            last, batch = fetched[-1]
+            after = last + batch.span
+            if position < after < wanted.end:
+                # While these are read, the broker finds the next ones.
+                connection.fetch_ahead(wanted, after, pace.bytes(wanted.end - after))
             for base, batch in fetched:
                 if base > position:
-                    self._lost(wanted, position, min(base, wanted.end))
-                if base >= wanted.end:
-                    return
-                after = base + batch.span
-                if after > position:
+                    self._lost(wanted, position, base)
+                if base + batch.span > position:
                     yield base, batch
-                    position = after
+                    position = base + batch.span
 
     def _lost(self, wanted: OffsetRange, first: int, after: int, reason: str = "") -> None:
         name = format_partition((wanted.stream, wanted.partition))
         loss = f"{name}: offsets {first} to {after - 1} do not exist{reason}"
         report([loss], self._options.fail_on_data_loss)
+
+
+class _Pace:
+    """How many bytes to fetch: not much more than the rest of a range has."""
+
+    def __init__(self) -> None:
+        #: bytes of a record, about; at first a guess that is rather high
+        self._size = 1024.0
+
+    def note(self, fetched: list[tuple[int, RecordBatch]]) -> None:
+        """Learn from what was fetched."""
+        base, last = fetched[-1]
+        size = sum(len(batch.data) for _, batch in fetched)
+        self._size = size / (base + last.span - fetched[0][0])
+
+    def bytes(self, records: int) -> int:
+        """For so many records, and a little more."""
+        return min(FETCH_BYTES, int(1.1 * self._size * records) + _LEAST_BYTES)
 
 
 def _grouped(
@@ -281,10 +315,18 @@ class TriviumReader(DataSourceReader):
         # Such a range is empty, so no task would find out.
         report(beyond_the_end(start, snapshot), options.fail_on_data_loss)
         # A range that is not all there is found out by the task that reads it.
-        return [RangePartition(one) for one in divide(ranges(start, end), options.division)]
+        wanted = self._reader.pushed.narrow(ranges(start, end))
+        return [RangePartition(one) for one in divide(wanted, options.division)]
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         if not isinstance(partition, RangePartition):
             # Where there are no partitions, Spark makes one of its own.
             return iter(())
         return self._reader.read(partition.range)
+
+
+class FilteringReader(TriviumReader):
+    """The same, for Spark to leave filters to. Spark refuses it unless it is told to do so."""
+
+    def pushFilters(self, filters: list[Filter]) -> Iterable[Filter]:  # noqa: N802
+        return self._reader.pushed.take(filters)

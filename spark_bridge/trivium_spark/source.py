@@ -7,8 +7,8 @@ from pyspark.sql.types import StructType
 
 from trivium_spark.columns import SCHEMA
 from trivium_spark.errors import OptionError
-from trivium_spark.options import parse_read_options, parse_write_options
-from trivium_spark.reader import TriviumReader, TriviumStreamReader
+from trivium_spark.options import BATCH_OPTIONS, parse_read_options, parse_write_options
+from trivium_spark.reader import FilteringReader, TriviumReader, TriviumStreamReader
 from trivium_spark.writer import TriviumStreamWriter, TriviumWriter
 
 
@@ -25,11 +25,13 @@ class TriviumDataSource(DataSource):
 
     def schema(self) -> str:
         # Only a load asks for it: the place to complain before a query starts.
-        parse_read_options(self.options, is_streaming="endingOffsets" not in self.options)
+        is_batch = any(name in self.options for name in BATCH_OPTIONS)
+        parse_read_options(self.options, is_streaming=not is_batch)
         return SCHEMA
 
     def reader(self, schema: StructType) -> TriviumReader:
-        return TriviumReader(parse_read_options(self.options, is_streaming=False), schema)
+        options = parse_read_options(self.options, is_streaming=False)
+        return (FilteringReader if options.push_filters else TriviumReader)(options, schema)
 
     def streamReader(self, schema: StructType) -> TriviumStreamReader:  # noqa: N802
         return TriviumStreamReader(parse_read_options(self.options, is_streaming=True), schema)

@@ -10,6 +10,7 @@ import pyarrow as pa
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from trivium.messages.message import Address, Message
@@ -21,7 +22,7 @@ from trivium.streams.records import (
     RecordBatch,
     encode_batch,
 )
-from trivium_spark.columns import COLUMNS, BatchConverter, arrow_schema, topic_text
+from trivium_spark.columns import COLUMNS, MORE_COLUMNS, BatchConverter, arrow_schema, topic_text
 from trivium_spark.errors import OptionError
 
 ALL = pa.schema([pa.field(name, kind) for name, _, kind in COLUMNS])
@@ -97,6 +98,30 @@ def test_all_columns_of_one_record() -> None:
             "content_type": "text/plain",
         }
     ]
+
+
+MORE = pa.schema([pa.field(name, kind) for name, _, kind in MORE_COLUMNS])
+
+
+@pytest.mark.parametrize("cuts", [(), (1, 2, 3)])
+def test_more_columns_are_there_for_who_asks(cuts: tuple[int, ...]) -> None:
+    messages = [
+        Message(1, Address("amq.topic", b"a.b"), b"", b"", 0, False, NOON),
+        Message(2, Address("", b"q"), b"", b"", 1, True, NOON, NOON + 500, False, 7),
+        Message(3, Address("ü", b"\xff"), b"", b"", 2, True, NOON, 0, True, 255),
+        Message(3, Address("ü", b""), b"", b"", 2, True, NOON + 1, NOON + 1, True, 255),
+    ]
+    rows = [tuple(row.values()) for row in convert(messages, schema=MORE, cuts=cuts)]
+    assert rows == [
+        ("amq.topic", b"a.b", "at-most-once", 0, None, False),
+        ("", b"q", "at-least-once", 7, 500, False),
+        ("ü", b"\xff", "exactly-once", 255, None, True),
+        ("ü", b"", "exactly-once", 255, 0, True),
+    ]
+
+
+def test_more_columns_have_their_types() -> None:
+    assert arrow_schema(from_arrow_schema(MORE)) == MORE
 
 
 def test_absent_columns_are_null_or_empty() -> None:

@@ -18,8 +18,10 @@ from pyspark.sql.types import BinaryType, StructType
 from interop.brokers import TriviumProcess
 from tests.support.certificates import Authority
 from trivium_native.errors import Fenced, OffsetOutOfRange, TooManyRequests
+from trivium_native.requests import Operation
 from trivium_native.sync import SyncClient
 from trivium_native.values import Fetched, FramedMessages, Publication
+from trivium_native.wire.frames import unpack
 from trivium_spark import connection as module
 from trivium_spark.connection import ReconnectingConnection, StreamGone
 from trivium_spark.errors import (
@@ -171,7 +173,8 @@ def test_fetch_goes_on_at_the_first_offset_that_is_kept(
     offsets: list[int] = []
 
     class Trimmed:
-        def fetch(self, stream: str, partition: int, offset: int, **_: object) -> Fetched:
+        def run(self, request: Operation[Fetched]) -> Fetched:
+            offset = unpack(request.body)["offset"]
             offsets.append(offset)
             if offset < first:
                 raise OffsetOutOfRange("gone", {"first_offset": first, "high_watermark": 20})
@@ -184,6 +187,20 @@ def test_fetch_goes_on_at_the_first_offset_that_is_kept(
     with ReconnectingConnection(Access("trivium://x"), 0) as connection:
         assert connection.fetch(OffsetRange("s", 0, "one", 0, 9), 0) == []
     assert offsets == asked
+
+
+def test_what_was_asked_for_ahead_is_asked_again_after_a_crash(
+    broker: TriviumProcess, client: SyncClient, connection: ReconnectingConnection
+) -> None:
+    wanted = OffsetRange("s", 0, client.declare_stream("s", 1), 0, 2)
+    connection.publish(messages(b"0", b"1"))
+    connection.fetch_ahead(wanted, 0, 1000)
+    broker.kill()
+    broker.start()
+    assert payloads(connection, wanted) == [b"0", b"1"]
+    # What nobody wants after all is not taken for something else.
+    connection.fetch_ahead(wanted, 1, 1000)
+    assert payloads(connection, wanted) == [b"0", b"1"]
 
 
 def test_publish_that_is_refused_says_why(connection: ReconnectingConnection) -> None:

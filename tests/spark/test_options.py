@@ -6,6 +6,8 @@ import pytest
 from pyspark.sql.datasource import CaseInsensitiveDict
 
 from trivium.common.client_tls import ClientTls
+from trivium_spark import TriviumDataSource
+from trivium_spark.columns import SCHEMA
 from trivium_spark.errors import OptionError
 from trivium_spark.options import (
     COMMITTED,
@@ -223,14 +225,12 @@ def test_text_that_is_no_partition(text: str) -> None:
     assert parse_partition(text) is None
 
 
-def test_a_streaming_sink_is_exactly_once_unless_told_otherwise() -> None:
+def test_a_sink_is_exactly_once_unless_told_otherwise() -> None:
     given = {"url": URL, "topic": "a"}
     assert parse_write_options(given, is_streaming=True).exactly_once
     off = parse_write_options({**given, "exactlyOnce": "false"}, is_streaming=True)
     assert not off.exactly_once
-    assert not parse_write_options(given, is_streaming=False).exactly_once
-    with pytest.raises(OptionError, match="unknown option exactlyOnce"):
-        parse_write_options({**given, "exactlyOnce": "true"}, is_streaming=False)
+    assert parse_write_options(given, is_streaming=False).exactly_once
     with pytest.raises(OptionError, match="exactlyOnce is true or false"):
         parse_write_options({**given, "exactlyOnce": "yes"}, is_streaming=True)
 
@@ -256,3 +256,32 @@ def test_secrets_are_not_shown() -> None:
     for options in (parse_read_options(given, True), parse_write_options({"url": URL}, True)):
         assert "secret" not in repr(options)
         assert "hidden" not in repr(options)
+
+
+def test_what_a_batch_query_writes_may_be_a_micro_batch() -> None:
+    given = {"url": URL, "topic": "a"}
+    assert parse_write_options(given, is_streaming=False).transaction is None
+    given |= {"transactionProducer": "p", "transactionNumber": "7"}
+    assert parse_write_options(given, is_streaming=False).transaction == ("p", 7)
+    for changed, named in (
+        ({"transactionNumber": "-1"}, "is the number of a transaction"),
+        ({"transactionProducer": ""}, "transactionProducer is required"),
+    ):
+        with pytest.raises(OptionError, match=named):
+            parse_write_options({**given, **changed}, is_streaming=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("endingOffsets", "latest"),
+        ("endingTimestamp", "1"),
+        ("endingOffsetsByTimestamp", "{}"),
+        ("pushFilters", "true"),
+    ],
+)
+def test_a_load_takes_the_options_of_batch_queries(name: str, value: str) -> None:
+    source = TriviumDataSource(CaseInsensitiveDict({**READ, name: value}))
+    assert source.schema() == SCHEMA
+    with pytest.raises(OptionError, match="unknown option other"):
+        TriviumDataSource(CaseInsensitiveDict({**READ, name: value, "other": "x"})).schema()

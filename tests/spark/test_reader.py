@@ -36,6 +36,7 @@ class Stored:
     def __init__(self, *batches: tuple[int, RecordBatch], per_fetch: int = 2) -> None:
         self._batches = batches
         self._per_fetch = per_fetch
+        self._ahead: int | None = None
 
     def __call__(self, url: str, retry_timeout: float) -> Stored:
         return self
@@ -51,9 +52,21 @@ class Stored:
     ) -> None:
         pass
 
-    def fetch(self, wanted: OffsetRange, position: int) -> list[tuple[int, RecordBatch]]:
-        later = [(base, batch) for base, batch in self._batches if base + batch.span > position]
+    def fetch(
+        self, wanted: OffsetRange, position: int, max_bytes: int
+    ) -> list[tuple[int, RecordBatch]]:
+        assert self._ahead in (None, position)
+        self._ahead = None
+        later = [
+            (base, batch)
+            for base, batch in self._batches
+            if base + batch.span > position and base < wanted.end
+        ]
         return later[: self._per_fetch]
+
+    def fetch_ahead(self, wanted: OffsetRange, position: int, max_bytes: int) -> None:
+        assert wanted.start < position < wanted.end
+        self._ahead = position
 
 
 def options(fail_on_data_loss: bool = True) -> ReadOptions:
@@ -96,8 +109,10 @@ def test_small_batches_are_joined(monkeypatch: pytest.MonkeyPatch) -> None:
 class Joining(Stored):
     """The broker joins all batches between two fetches."""
 
-    def fetch(self, wanted: OffsetRange, position: int) -> list[tuple[int, RecordBatch]]:
-        fetched = super().fetch(wanted, position)
+    def fetch(
+        self, wanted: OffsetRange, position: int, max_bytes: int
+    ) -> list[tuple[int, RecordBatch]]:
+        fetched = super().fetch(wanted, position, max_bytes)
         self._batches = (batch(0, 60), batch(60, 40))
         return fetched
 

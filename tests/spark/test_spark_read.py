@@ -151,6 +151,25 @@ def test_batch_read_by_pattern_and_time_in_more_tasks_than_partitions(
     assert sorted(numbers(frame.collect())) == sorted([*range(30)] * 2)
 
 
+def test_batch_read_with_filters_that_the_source_takes_over(
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient
+) -> None:
+    client.declare_stream("s", 2)
+    client.bind_stream("s", "amq.topic", "#")
+    client.publish([Publication(payload=b"%d" % n, routing_key=f"a.{n % 4}") for n in range(40)])
+    whole = load(spark, broker).where("partition >= 0").toPandas()
+    (name, query) = ("spark.sql.python.filterPushdown.enabled", "offset < 8 AND topic = 'a/1'")
+    query += " AND timestamp > TIMESTAMP '2020-01-01 00:00:00' AND length(value) > 0"
+    spark.conf.set(name, "true")
+    try:
+        found = load(spark, broker, pushFilters="true").where(query).collect()
+    finally:
+        spark.conf.unset(name)
+    wanted = whole[(whole.offset < 8) & (whole.topic == "a/1")]
+    assert sorted(numbers(found)) == sorted(int(bytes(value)) for value in wanted.value)
+    assert found
+
+
 def test_query_that_selects_columns(
     spark: SparkSession, broker: TriviumProcess, client: SyncClient
 ) -> None:

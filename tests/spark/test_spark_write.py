@@ -5,12 +5,15 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
+from pyspark.errors import StreamingQueryException
+from pyspark.sql import DataFrame, SparkSession
 
 from interop.brokers import TriviumProcess
 from trivium_native.sync import SyncClient, connect
 from trivium_native.values import Publication, Record
 from trivium_native.wire.properties import decode_properties
+from trivium_spark import write_batch
+from trivium_spark.errors import OptionError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
@@ -88,7 +91,7 @@ def test_rows_to_a_queue_have_all_their_properties(
 
 def test_write_to_a_stream_that_there_is_not(spark: SparkSession, broker: TriviumProcess) -> None:
     frame = spark.range(1).selectExpr("'x' AS value")
-    with pytest.raises(Exception, match="messages were not published: no binding wants"):
+    with pytest.raises(Exception, match="messages were not staged: no binding wants"):
         frame.write.format("trivium").mode("append").options(url=broker.url, stream="no").save()
 
 
@@ -216,3 +219,42 @@ def test_a_micro_batch_that_is_repeated_is_written_once(
     assert len(records(client, "copy")) == 50
     run(20)
     assert len(records(client, "copy")) == 70
+
+
+def test_what_foreach_batch_writes_counts_once_when_the_batch_is_repeated(
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient, tmp_path: Path
+) -> None:
+    for name in ("source", "copy", "counts"):
+        client.declare_stream(name, 1)
+    client.publish([Publication(payload=b"x", exchange="", routing_key="source")] * 50)
+    url = broker.url
+
+    def run(fails: bool) -> None:
+        def write(batch: DataFrame, batch_id: int) -> None:
+            write_batch(batch.select("value"), batch_id, url=url, stream="copy")
+            counts = batch.selectExpr("CAST(count AS STRING) AS value")
+            write_batch(counts, batch_id, name="counts", url=url, stream="counts")
+            if fails:
+                with pytest.raises(OptionError, match="give each write of a batch a name"):
+                    write_batch(counts, batch_id, name="counts", url=url, stream="counts")
+                raise RuntimeError("the sink fails when all is written")
+
+        frame = spark.readStream.format("trivium").options(url=url, stream="source")
+        query = (
+            frame.option("startingOffsets", "earliest")
+            .load()
+            .groupBy("value")
+            .count()
+            .writeStream.outputMode("update")
+            .option("checkpointLocation", str(tmp_path / "checkpoint"))
+            .foreachBatch(write)
+            .trigger(availableNow=True)
+            .start()
+        )
+        query.awaitTermination()
+
+    with pytest.raises(StreamingQueryException, match="the sink fails when all is written"):
+        run(fails=True)
+    run(fails=False)
+    assert [record.payload for record in records(client, "copy")] == [b"x"]
+    assert [record.payload for record in records(client, "counts")] == [b"50"]

@@ -3,6 +3,6 @@
 from __future__ import annotations
 
 from trivium_native.client.group_operations import committed
-from trivium_native.client.operations import Operation, offset_for_timestamp, publish, stage
+from trivium_native.client.operations import Operation, fetch, offset_for_timestamp, publish, stage
 
-__all__ = ["Operation", "committed", "offset_for_timestamp", "publish", "stage"]
+__all__ = ["Operation", "committed", "fetch", "offset_for_timestamp", "publish", "stage"]
