@@ -56,7 +56,7 @@ def test_amqp_clients_get_connection_close_320(stoppable: TriviumProcess) -> Non
 async def test_native_clients_are_told(stoppable: TriviumProcess) -> None:
     async with (
         asyncio.timeout(20),
-        connect(native_url(stoppable.ports["native"])) as client,
+        connect(native_url(stoppable.ports["native"]), reconnect=False) as client,
         client.subscribe("#") as messages,
     ):
         stopped = asyncio.create_task(asyncio.to_thread(stoppable.stop))
@@ -111,7 +111,7 @@ async def test_what_was_delivered_and_not_acknowledged_is_flagged_after_a_stop(
         with suppress(NativeError):
             async with (
                 asyncio.timeout(20),
-                connect(native_url(stoppable.ports["native"])) as client,
+                connect(native_url(stoppable.ports["native"]), reconnect=False) as client,
                 client.consume("native", credit=1) as deliveries,
             ):
                 assert not (await anext(aiter(deliveries))).is_redelivered

@@ -497,6 +497,14 @@ async def test_after_the_block_the_client_is_closed() -> None:
             await client.metadata()
 
 
+async def test_a_request_is_given_up_after_its_time(client: Client) -> None:
+    await make_stream(client)
+    with pytest.raises(errors.TimedOut):
+        await client.within(0.01).fetch("s", 0, 0, max_wait=TIMEOUT)
+    assert (await client.within(TIMEOUT).metadata(["s"]))[0].name == "s"
+    assert not client.connection.requests
+
+
 # Connecting
 
 

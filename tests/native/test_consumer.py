@@ -369,3 +369,50 @@ async def test_a_member_commits_its_offsets_with_what_it_publishes(client: Clien
     assert sum(each.lag for each in await client.committed("g", "s")) == 0
     again = await client.open_producer("etl", transactional=True)
     assert again.sequence == producer.sequence
+
+
+# Where it reads
+
+
+async def test_a_member_seeks_and_commits_from_there(client: Client) -> None:
+    await client.declare_stream("one")
+    for number in range(10):
+        await client.publish(b"%d" % number, exchange="", routing_key="one")
+    async with client.join("g", ["one"]) as consumer:
+        log = Log()
+        await read(consumer, log, 10)
+        await consumer.seek("one", 0, 7)
+        assert await consumer.lag() == {("one", 0): 3}
+        await read(consumer, log, 3)
+        assert log.read == [*range(10), 7, 8, 9]
+        await consumer.seek("one", 0, "first")
+        await consumer.commit()
+        assert [each.committed for each in await client.committed("g", "one")] == [0]
+        with pytest.raises(errors.OffsetOutOfRange):
+            await consumer.seek("one", 0, 99)
+        # It goes on where it was.
+        await read(consumer, log, 10)
+        assert log.read[-10:] == list(range(10))
+        with pytest.raises(errors.NotFound):
+            await consumer.seek("one", 1, 0)
+
+
+async def test_a_paused_partition_is_kept_and_not_read(client: Client) -> None:
+    await put(client, range(40))
+    total = {row.partition: row.lag for row in await client.committed("g", "s")}
+    async with client.join("g", ["s"]) as consumer:
+        consumer.pause("s", 1)
+        log = Log()
+        await read(consumer, log, 40 - total[1])
+        assert {each.partition for each in consumer.assigned} == {0, 1, 2, 3}
+        assert await consumer.lag() == {("s", n): total[1] if n == 1 else 0 for n in range(4)}
+        consumer.resume("s", 1)
+        await read(consumer, log, total[1])
+        assert sorted(log.read) == list(range(40))
+
+
+async def test_a_member_knows_who_else_there_is(url: str, client: Client) -> None:
+    async with client.join("g", ["s"], member="a") as first, connect(url) as other:
+        assert first.members == ["a"]
+        async with other.join("g", ["s"], member="b") as second:
+            assert second.members == ["a", "b"]

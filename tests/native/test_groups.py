@@ -108,12 +108,20 @@ class Member:
 def test_join_answers_with_the_assignment_and_where_to_go_on(server: Server) -> None:
     server.vhost.groups.commit("g", server.vhost.stream("s"), [(0, 7)])
     reply = server.open().ask(frames.JOIN, group="g", streams=["s"], session_ms=9000)
-    assert set(reply) == {"member", "generation", "heartbeat_ms", "assigned"}
+    assert set(reply) == {"member", "generation", "heartbeat_ms", "assigned", "members"}
     assert len(reply["member"]) == 16
     assert reply["heartbeat_ms"] == 3000
     incarnation = server.vhost.stream("s").incarnation
     rows = [[0, 7], [1, None], [2, None], [3, None]]
     assert reply["assigned"] == [["s", incarnation, rows]]
+
+
+def test_join_answers_with_the_names_of_all_members(server: Server) -> None:
+    found = [
+        server.open().ask(frames.JOIN, group="g", member=name, streams=["s"])["members"]
+        for name in ("b", "a", "b")
+    ]
+    assert found == [["b"], ["a", "b"], ["a", "b"]]
 
 
 def test_a_partition_is_handed_over_by_heartbeats(server: Server) -> None:

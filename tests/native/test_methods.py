@@ -8,25 +8,59 @@ from pathlib import Path
 import pytest
 from mypy import api
 
-from trivium_native.client import Client
+from trivium_native.client import Client, connect
 from trivium_native.client.methods import Method, Operations
 from trivium_native.sync import SyncClient
+from trivium_native.sync import connect as connect_sync
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [name for name, value in vars(Operations).items() if isinstance(value, Method)]
 
-#: What is said to ``publish`` differs: one message in a coroutine, or many that block together.
-DIFFERENT = {"publish"}
+#: What one has more than the other. The client for asyncio has subscriptions, members and a way to
+#: collect a transaction; ``publish`` of the blocking one takes many messages as well.
+ONLY_ASYNCHRONOUS = {"consume", "join", "read", "subscribe", "transaction"}
+ONLY_BLOCKING = {"finish", "max_request", "publish_many", "start"}
+MORE_TO_PUBLISH = {"producer"}
+#: of ``connect``: what a client needs that is not asked for while it waits for nothing
+MORE_TO_CONNECT = {"heartbeat", "window"}
 
 
 def public(client: type) -> set[str]:
     return {name for name in dir(client) if not name.startswith("_")}
 
 
-@pytest.mark.parametrize("name", sorted((public(Client) & public(SyncClient)) - DIFFERENT))
+def taken(function: object) -> dict[str, tuple[object, object, object]]:
+    """The parameters: kind, type and default of each."""
+    assert callable(function)
+    return {
+        name: (parameter.kind, str(parameter.annotation), parameter.default)
+        for name, parameter in inspect.signature(function).parameters.items()
+    }
+
+
+def test_the_clients_have_the_same_names_but_these() -> None:
+    assert public(Client) - public(SyncClient) == ONLY_ASYNCHRONOUS
+    assert public(SyncClient) - public(Client) == ONLY_BLOCKING
+
+
+@pytest.mark.parametrize("name", sorted((public(Client) & public(SyncClient)) - {"publish"}))
 def test_what_both_clients_have_takes_the_same(name: str) -> None:
-    both = [inspect.signature(getattr(client, name)) for client in (Client, SyncClient)]
-    assert both[0] == both[1]
+    assert taken(getattr(Client, name)) == taken(getattr(SyncClient, name))
+
+
+def test_publish_takes_one_message_alike() -> None:
+    one, other = taken(Client.publish), taken(SyncClient.publish)
+    assert set(other) - set(one) == MORE_TO_PUBLISH
+    assert {name: other[name] for name in one if name != "payload"} == {
+        name: found for name, found in one.items() if name != "payload"
+    }
+
+
+def test_connect_takes_the_same() -> None:
+    one, other = taken(connect), taken(connect_sync)
+    assert set(one) - set(other) == MORE_TO_CONNECT
+    # Each has a time-out of its own.
+    assert {name for name in other if one[name] != other[name]} == {"timeout"}
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -54,8 +88,9 @@ def test_a_method_of_a_client_is_described_too() -> None:
 
 
 PROGRAM = """
-from trivium_native.client import Client
+from trivium_native.client import Client, connect
 from trivium_native.sync import SyncClient
+from trivium_native.sync import connect as connect_sync
 
 async def asynchronous(client: Client) -> None:
     reveal_type(await client.fetch("s", 0, "first", max_wait=1.5))

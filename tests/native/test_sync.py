@@ -223,3 +223,31 @@ async def test_a_client_renews_what_it_came_with() -> None:
             await client.renew(keys[1])
             with pytest.raises(errors.AuthenticationFailed):
                 await client.renew("wrong")
+
+
+async def test_a_request_is_given_up_after_its_time_and_its_answer_is_no_others() -> None:
+    def work(client: SyncClient) -> None:
+        make_stream(client)
+        with pytest.raises(errors.TimedOut):
+            client.within(0.01).fetch("s", 0, 0, max_wait=0.1)
+        assert client.within(TIMEOUT).metadata(["s"])[0].name == "s"
+        # The answer that nobody waits for comes before this one.
+        assert client.fetch("s", 0, 0, max_wait=0.3).batches == []
+        assert client.metadata(["s"])[0].name == "s"
+
+    async with running() as url:
+        await in_thread(url, work, reconnect=False)
+
+
+async def test_one_message_is_published_as_by_the_other_client() -> None:
+    def work(client: SyncClient) -> None:
+        make_stream(client)
+        client.publish(b"one", routing_key="a")
+        producer = client.open_producer("p")
+        client.publish_many([some(3), some(2, 3)], producer)
+        client.publish_many([some(3), some(2, 3), some(1, 5)], producer)
+        payloads = [r.payload for batch in client.fetch("s", 0, 0).batches for r in batch.records()]
+        assert payloads == [b"one", *(b"%d" % n for n in range(6))]
+
+    async with running() as url:
+        await in_thread(url, work)

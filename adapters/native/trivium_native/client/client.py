@@ -27,13 +27,14 @@ from trivium_native.client import operations
 from trivium_native.client.connection import ClientConnection
 from trivium_native.client.consumer import Callback, GroupConsumer
 from trivium_native.client.lasting import LastingConnection
-from trivium_native.client.methods import AsyncRunner, Operations
+from trivium_native.client.methods import AsyncRunner, Operations, Within
 from trivium_native.client.operations import Operation
 from trivium_native.client.receiving import Batches, Deliveries, LiveMessages
 from trivium_native.client.reconnecting import Persistence, Reconnect
 from trivium_native.client.transaction import Transaction
 from trivium_native.client.url import Target, make_target
 from trivium_native.client.values import (
+    FramedMessages,
     LogStart,
     Producer,
     Publication,
@@ -148,6 +149,20 @@ class Client(AsyncRunner, Operations):
             return await connection.publish(operation)
         return await connection.run(operation)
 
+    def within(self, timeout: float) -> Within:
+        """The requests of this client, each given up after so many seconds.
+
+        They raise TimedOut then, and what was asked may still be done; the client goes on.
+        """
+        return Within(self._run_within, timeout)
+
+    async def _run_within(self, operation: Operation[T], timeout: float) -> T:
+        try:
+            async with asyncio.timeout(timeout):
+                return await self.run(operation)
+        except TimeoutError:
+            raise TimedOut(f"no answer within {timeout} s") from None
+
     # Publishing
 
     async def publish(
@@ -178,7 +193,9 @@ class Client(AsyncRunner, Operations):
         await self.publish_batch([publication])
 
     async def publish_batch(
-        self, publications: Sequence[Publication], producer: Producer | None = None
+        self,
+        publications: Sequence[Publication] | FramedMessages,
+        producer: Producer | None = None,
     ) -> None:
         """Publish in one request; returns once what must survive is durable.
 
@@ -190,9 +207,13 @@ class Client(AsyncRunner, Operations):
             return
         operation = operations.publish(publications, producer)
         connection = self.connection
-        if producer is None and all(
-            publication.mode == AT_MOST_ONCE and not publication.mandatory
-            for publication in publications
+        if (
+            producer is None
+            and not isinstance(publications, FramedMessages)
+            and all(
+                publication.mode == AT_MOST_ONCE and not publication.mandatory
+                for publication in publications
+            )
         ):
             if not connection.can_publish.is_free:
                 await connection.can_publish.wait()

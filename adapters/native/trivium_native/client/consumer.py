@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -70,6 +70,8 @@ class _Reader:
         self.is_revoked = False
         #: whether its subscription ended with a connection
         self.is_cut = False
+        #: whether it is not to be read for now
+        self.is_paused = False
         self._consumer = consumer
         # What came before it was known where it begins.
         self._early: list[StoredBatch] | None = []
@@ -84,6 +86,24 @@ class _Reader:
         early, self._early = self._early, None
         for item in early or ():
             self._consumer.arrived(self, item)
+
+    def request(self, offset: int | str, credit: int) -> operations.Operation[LogStart]:
+        """The request to read it from an offset on."""
+        assigned = self.assigned
+        return operations.subscribe_log(
+            self.number,
+            assigned.stream,
+            assigned.partition,
+            offset,
+            None,
+            credit,
+            assigned.incarnation,
+        )
+
+    def unsubscribe(self, connection: ClientConnection) -> None:
+        """End its subscription, if there is one."""
+        if connection.sinks.pop(self.number, None) is not None and connection.error is None:
+            connection.send(operations.unsubscribe(self.number), False)
 
     def cut(self) -> None:
         """Its subscription ends: what it has not handed out comes again."""
@@ -129,6 +149,8 @@ class GroupConsumer:
         on_lost: Callback | None = None,
     ) -> None:
         self.membership = Membership(group, member, 0)
+        #: names of the group's members when this one joined last
+        self.members: Sequence[str] = ()
         self._connection = connection
         self._join = group_operations.join(
             group,
@@ -183,6 +205,63 @@ class GroupConsumer:
         found = GroupBatch(assigned.stream, assigned.partition, reader.position, batch)
         reader.position = found.next_offset
         return found
+
+    # Where it reads
+
+    async def seek(self, stream: str, partition: int, offset: int | str) -> None:
+        """Go on reading an assigned partition from an offset, or ``first``, ``last``, ``next``.
+
+        ``commit`` commits from there on. Raises NotFound for a partition that is not assigned,
+        OffsetOutOfRange, after which it goes on where it was.
+        """
+        reader = _find(self._readers.values(), stream, partition)
+        self._stop_reading(reader)
+        reader.is_cut = False
+        reader.number = self._connection.next_number()
+        self._connection.sinks[reader.number] = reader
+        request = reader.request(offset, self._credit)
+        try:
+            reader.position = (await self._connection.run(request)).offset
+        except NativeError:
+            self._connection.sinks.pop(reader.number, None)
+            reader.is_cut = True
+            self._is_called.set()
+            raise
+        if reader.is_paused:
+            self._stop_reading(reader)
+        else:
+            reader.go_on()
+
+    def pause(self, stream: str, partition: int) -> None:
+        """Read no more of an assigned partition, which stays this member's. Raises NotFound."""
+        reader = _find(self._readers.values(), stream, partition)
+        reader.is_paused = True
+        self._stop_reading(reader)
+
+    def resume(self, stream: str, partition: int) -> None:
+        """Go on with a partition that is paused, where it was. Raises NotFound."""
+        reader = _find(self._readers.values(), stream, partition)
+        reader.is_paused = False
+        self._is_called.set()
+
+    async def lag(self) -> dict[tuple[str, int], int]:
+        """How many offsets are ahead of what was handed out, by stream and assigned partition."""
+        readers = [each for each in self._readers.values() if not each.is_revoked]
+        streams = sorted({each.assigned.stream for each in readers})
+        found = await self._connection.run(operations.metadata(streams)) if streams else []
+        ends = {
+            (info.name, number): partition.high_watermark
+            for info in found
+            for number, partition in enumerate(info.partitions)
+        }
+        places = {(each.assigned.stream, each.assigned.partition): each for each in readers}
+        return {place: max(0, ends[place] - each.position) for place, each in places.items()}
+
+    def _stop_reading(self, reader: _Reader) -> None:
+        """End the subscription of a partition that is kept; what was not handed out is dropped."""
+        reader.unsubscribe(self._connection)
+        self._items = deque(item for item in self._items if item[0] is not reader)
+        reader.cut()
 
     def arrived(self, reader: _Reader, batch: StoredBatch) -> None:
         """A batch of a partition came."""
@@ -271,6 +350,7 @@ class GroupConsumer:
     async def _joined(self) -> list[AssignedPartition]:
         joined = await self._connection.run(self._join)
         self.membership = joined.membership
+        self.members = joined.members
         self._interval = joined.heartbeat
         return joined.assigned
 
@@ -283,7 +363,7 @@ class GroupConsumer:
         if self._connection.members.get(place) is self:
             del self._connection.members[place]
         for reader in self._readers.values():
-            self._unsubscribe(reader)
+            reader.unsubscribe(self._connection)
         self._readers.clear()
         if self._connection.error is None and membership.generation:
             self._connection.send(group_operations.leave(membership), False)
@@ -347,7 +427,7 @@ class GroupConsumer:
         if new and self._on_assigned is not None:
             await self._on_assigned(new)
         for reader in list(self._readers.values()):
-            if reader.is_cut and not reader.is_revoked:
+            if reader.is_cut and not reader.is_revoked and not reader.is_paused:
                 await self._read_again(reader)
         for each in new:
             await self._subscribe(each)
@@ -355,7 +435,7 @@ class GroupConsumer:
     def _revoke(self, reader: _Reader) -> None:
         if not reader.is_revoked:
             reader.is_revoked = True
-            self._unsubscribe(reader)
+            reader.unsubscribe(self._connection)
             self._items = deque(item for item in self._items if item[0] is not reader)
 
     async def _let_go(self) -> None:
@@ -396,10 +476,10 @@ class GroupConsumer:
         self._connection.sinks[reader.number] = reader
         try:
             try:
-                return (await self._connection.run(self._subscription(reader, offset))).offset
+                return (await self._connection.run(reader.request(offset, self._credit))).offset
             except OffsetOutOfRange:
                 # Retention has removed what was committed.
-                again = self._subscription(reader, self._start)
+                again = reader.request(self._start, self._credit)
                 return (await self._connection.run(again)).offset
         except (NotFound, StreamChanged, Interrupted):
             # Deleted since, or the connection was lost.
@@ -407,25 +487,16 @@ class GroupConsumer:
             self._is_called.set()
             return None
 
-    def _subscription(self, reader: _Reader, offset: int | str) -> operations.Operation[LogStart]:
-        assigned = reader.assigned
-        return operations.subscribe_log(
-            reader.number,
-            assigned.stream,
-            assigned.partition,
-            offset,
-            None,
-            self._credit,
-            assigned.incarnation,
-        )
-
-    def _unsubscribe(self, reader: _Reader) -> None:
-        if (
-            self._connection.sinks.pop(reader.number, None) is not None
-            and self._connection.error is None
-        ):
-            self._connection.send(operations.unsubscribe(reader.number), False)
-
 
 def _key(assigned: AssignedPartition) -> tuple[str, str, int]:
     return assigned.stream, assigned.incarnation, assigned.partition
+
+
+def _find(readers: Iterable[_Reader], stream: str, partition: int) -> _Reader:
+    """That of an assigned partition. Raises NotFound."""
+    for reader in readers:
+        assigned = reader.assigned
+        is_it = (assigned.stream, assigned.partition) == (stream, partition)
+        if is_it and not reader.is_revoked:
+            return reader
+    raise NotFound(f"partition {partition} of stream {stream!r} is not assigned")

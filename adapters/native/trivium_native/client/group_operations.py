@@ -142,7 +142,8 @@ def _joined(group: str, reply: dict[str, Any]) -> Joined:
         for partition, committed in rows
     ]
     membership = Membership(group, str(reply["member"]), int(reply["generation"]))
-    return Joined(membership, reply.get("heartbeat_ms", 0) / 1000, assigned)
+    members = [str(name) for name in reply.get("members", ())]
+    return Joined(membership, reply.get("heartbeat_ms", 0) / 1000, assigned, members)
 
 
 def _milliseconds(seconds: float | None) -> int | None:

@@ -127,7 +127,10 @@ class Operations:
     declare_queue = Method(topology_operations.declare_queue)
     declare_stream = Method(topology_operations.declare_stream)
     delete = Method(topology_operations.delete)
+    delete_stream = Method(topology_operations.delete_stream)
     bind = Method(topology_operations.bind)
+    bind_queue = Method(topology_operations.bind_queue)
+    bind_stream = Method(topology_operations.bind_stream)
     unbind = Method(topology_operations.unbind)
     purge = Method(topology_operations.purge)
     set_policy = Method(topology_operations.set_policy)
@@ -148,3 +151,29 @@ class Operations:
     add_api_key = Method(user_operations.add_api_key)
     delete_api_key = Method(user_operations.delete_api_key)
     api_keys = Method(user_operations.api_keys)
+
+
+class Within(AsyncRunner, Operations):
+    """The requests of a client, each of which is given up after a time."""
+
+    def __init__(
+        self, run: Callable[[Operation[Any], float], Coroutine[Any, Any, Any]], timeout: float
+    ) -> None:
+        self._run = run
+        self._timeout = timeout
+
+    async def run(self, operation: Operation[T]) -> T:
+        found: T = await self._run(operation, self._timeout)
+        return found
+
+
+class SyncWithin(SyncRunner, Operations):
+    """The same of a client that blocks."""
+
+    def __init__(self, run: Callable[[Operation[Any], float], Any], timeout: float) -> None:
+        self._run = run
+        self._timeout = timeout
+
+    def run(self, operation: Operation[T]) -> T:
+        found: T = self._run(operation, self._timeout)
+        return found

@@ -22,8 +22,9 @@ from types import TracebackType
 from typing import Final, TypeVar
 
 from trivium.common.client_tls import ClientTls, tls_reason
-from trivium_native.client import operations, topology_operations
-from trivium_native.client.methods import Operations, SyncRunner
+from trivium.messages.message import AT_LEAST_ONCE, Properties
+from trivium_native.client import operations
+from trivium_native.client.methods import Operations, SyncRunner, SyncWithin
 from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import ClientProtocol, Closed, Reply
 from trivium_native.client.reconnecting import Persistence, Reconnect, may_pass
@@ -33,13 +34,15 @@ from trivium_native.client.values import (
     Producer,
     Publication,
 )
-from trivium_native.wire.errors import ConnectionFailed, Interrupted, NativeError
+from trivium_native.wire.errors import ConnectionFailed, Interrupted, NativeError, TimedOut
 
 T = TypeVar("T")
 
 #: Seconds without any answer after which the broker counts as gone.
 DEFAULT_TIMEOUT: Final = 30.0
 _READ_SIZE: Final = 1 << 20
+#: Seconds: a socket with no time left would not block at all.
+_SHORTEST: Final = 0.001
 #: Publish requests that ``publish_many`` keeps unanswered.
 _MAX_IN_FLIGHT: Final = 16
 
@@ -101,6 +104,9 @@ class SyncClient(SyncRunner, Operations):
         self._replies: dict[int, Reply] = {}
         self._error: NativeError | None = None
         self._is_closed = False
+        # When the request under way is given up, and those that were.
+        self._end: float | None = None
+        self._given_up: set[int] = set()
         # The number of this connection's first request.
         self._first = 1
         self._protocol: ClientProtocol
@@ -130,6 +136,7 @@ class SyncClient(SyncRunner, Operations):
             self._first = self._protocol.next_correlation
         self._error = None
         self._replies.clear()
+        self._given_up.clear()
         self._protocol = ClientProtocol(place, name=self._name, first=self._first)
         self.socket = _open_socket(place, self._timeout)
         try:
@@ -150,6 +157,8 @@ class SyncClient(SyncRunner, Operations):
             raise error
         limit = self._timeout if policy.limit is None else min(policy.limit, self._timeout)
         end = time.monotonic() + limit
+        if self._end is not None:
+            end = min(end, self._end)
         for wait in policy.waits():
             time.sleep(min(wait, max(0.0, end - time.monotonic())))
             try:
@@ -188,9 +197,54 @@ class SyncClient(SyncRunner, Operations):
         """Bytes of the longest request that the broker takes."""
         return self._protocol.max_frame
 
+    def within(self, timeout: float) -> SyncWithin:
+        """The requests of this client, each given up after so many seconds.
+
+        They raise TimedOut then, and what was asked may still be done; the client goes on.
+        """
+        return SyncWithin(self._run_within, timeout)
+
+    def _run_within(self, operation: Operation[T], timeout: float) -> T:
+        before, self._end = self._end, time.monotonic() + timeout
+        try:
+            return self.run(operation)
+        finally:
+            self._end = before
+
     # Publishing
 
     def publish(
+        self,
+        payload: bytes | Sequence[Publication] | FramedMessages,
+        producer: Producer | None = None,
+        *,
+        routing_key: bytes | str = b"",
+        exchange: str = "amq.topic",
+        properties: Properties | None = None,
+        mode: int = AT_LEAST_ONCE,
+        persistent: bool | None = None,
+        retain: bool = False,
+        mandatory: bool = False,
+        priority: int = 0,
+    ) -> None:
+        """Publish one message; or many, which is ``publish_batch`` by its earlier name."""
+        if isinstance(payload, bytes):
+            publication = Publication(
+                payload=payload,
+                routing_key=routing_key,
+                exchange=exchange,
+                properties=properties,
+                mode=mode,
+                persistent=persistent,
+                retain=retain,
+                mandatory=mandatory,
+                priority=priority,
+            )
+            self.publish_batch([publication], producer)
+        else:
+            self.publish_batch(payload, producer)
+
+    def publish_batch(
         self,
         publications: Sequence[Publication] | FramedMessages,
         producer: Producer | None = None,
@@ -204,17 +258,24 @@ class SyncClient(SyncRunner, Operations):
         if publications:
             self.run(operations.publish(publications, producer))
 
-    def publish_many(self, requests: Iterable[Sequence[Publication] | FramedMessages]) -> None:
+    def publish_many(
+        self,
+        requests: Iterable[Sequence[Publication] | FramedMessages],
+        producer: Producer | None = None,
+    ) -> None:
         """Publish request after request without waiting for each; returns once all are durable.
 
-        Raises the first error that a request met, after all that were sent are answered.
+        With a ``producer`` the messages have its numbers, one after the other. Raises the first
+        error that a request met, after all that were sent are answered.
         """
         waiting: deque[tuple[int, Operation[None]]] = deque()
         failure: NativeError | None = None
         for publications in requests:
             if not publications:
                 continue
-            operation = operations.publish(publications)
+            operation = operations.publish(publications, producer)
+            if producer is not None:
+                producer = replace(producer, sequence=producer.sequence + len(publications))
             waiting.append((self.start(operation), operation))
             if len(waiting) >= _MAX_IN_FLIGHT:
                 failure = self._answered(waiting)
@@ -232,20 +293,6 @@ class SyncClient(SyncRunner, Operations):
         except NativeError as error:
             return error
         return None
-
-    # Topology, shorter
-
-    def bind_queue(self, queue: str, exchange: str, pattern: bytes | str) -> None:
-        """Bind a queue to an exchange."""
-        self.run(topology_operations.bind("queue", queue, exchange=exchange, pattern=pattern))
-
-    def bind_stream(self, stream: str, exchange: str, pattern: bytes | str) -> None:
-        """Bind a stream to an exchange."""
-        self.run(topology_operations.bind("stream", stream, exchange=exchange, pattern=pattern))
-
-    def delete_stream(self, name: str) -> None:
-        """Delete a stream with its records."""
-        self.run(topology_operations.delete("stream", name))
 
     # I/O
 
@@ -280,6 +327,9 @@ class SyncClient(SyncRunner, Operations):
                 raise Interrupted("the connection that it was sent by is lost")
             if self._error is not None:
                 raise self._interruption(self._error)
+            if self._end is not None and time.monotonic() >= self._end:
+                self._given_up.add(correlation)
+                raise TimedOut("no answer in time")
             try:
                 self._receive(self._timeout + operation.wait)
             except NativeError as error:
@@ -304,10 +354,13 @@ class SyncClient(SyncRunner, Operations):
             raise self._fail(_lost(error)) from None
 
     def _receive(self, timeout: float) -> None:
+        left = timeout if self._end is None else self._end - time.monotonic()
         try:
-            self.socket.settimeout(timeout)
+            self.socket.settimeout(max(min(timeout, left), _SHORTEST))
             data = self.socket.recv(_READ_SIZE)
         except OSError as error:
+            if isinstance(error, TimeoutError) and left < timeout:
+                return
             raise self._fail(_lost(error)) from None
         if not data:
             raise self._fail(self._protocol.ended())
@@ -317,6 +370,9 @@ class SyncClient(SyncRunner, Operations):
             raise self._fail(error) from None
         for event in events:
             if isinstance(event, Reply):
+                if event.correlation in self._given_up:
+                    self._given_up.discard(event.correlation)
+                    continue
                 self._replies[event.correlation] = event
             elif isinstance(event, Closed):
                 raise self._fail(event.error)

@@ -76,6 +76,11 @@ def delete(
     )
 
 
+def delete_stream(name: str) -> Operation[None]:
+    """Delete a stream with its records."""
+    return delete("stream", name)
+
+
 def bind(
     kind: str,
     name: str,
@@ -86,6 +91,16 @@ def bind(
 ) -> Operation[None]:
     """Bind a ``queue``, ``stream`` or ``exchange`` to an exchange."""
     return _binding(frames.BIND, kind, name, exchange, pattern, arguments)
+
+
+def bind_queue(queue: str, exchange: str, pattern: bytes | str) -> Operation[None]:
+    """Bind a queue to an exchange."""
+    return bind("queue", queue, exchange=exchange, pattern=pattern)
+
+
+def bind_stream(stream: str, exchange: str, pattern: bytes | str) -> Operation[None]:
+    """Bind a stream to an exchange."""
+    return bind("stream", stream, exchange=exchange, pattern=pattern)
 
 
 def unbind(

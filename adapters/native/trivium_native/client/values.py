@@ -294,12 +294,14 @@ class AssignedPartition:
 class Joined:
     """A member as the broker sees it; send a heartbeat every ``heartbeat`` seconds.
 
-    An exclusive holder is assigned nothing and needs no heartbeats (0).
+    An exclusive holder is assigned nothing and needs no heartbeats (0). ``members`` are the names
+    of all members by then, of a broker that says them.
     """
 
     membership: Membership
     heartbeat: float
     assigned: list[AssignedPartition]
+    members: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,6 +106,8 @@ class GroupRequests:
             reply["generation"] = member.generation
             reply["heartbeat_ms"] = session_ms // _HEARTBEATS
             reply["assigned"] = self._assigned(group, member)
+            members = self._vhost.memberships.members(group)
+            reply["members"] = [] if members is None else sorted(members.members)
         self._connection.reply_when_durable(correlation, reply)
 
     def _heartbeat(self, correlation: int, fields: Fields) -> None:
