@@ -86,6 +86,7 @@ LOOP_MODULES = {
     "trivium_native.client.gate",
     "trivium_native.client.lasting",
     "trivium_native.client.load",
+    "trivium_native.client.publisher",
     "trivium_native.client.connection",
     "trivium_native.client.receiving",
     "trivium_native.client.sync",

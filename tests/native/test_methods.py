@@ -18,7 +18,7 @@ NAMES = [name for name, value in vars(Operations).items() if isinstance(value, M
 
 #: What one has more than the other. The client for asyncio has subscriptions, members and a way to
 #: collect a transaction; ``publish`` of the blocking one takes many messages as well.
-ONLY_ASYNCHRONOUS = {"consume", "join", "read", "subscribe", "transaction"}
+ONLY_ASYNCHRONOUS = {"consume", "join", "publisher", "read", "subscribe", "transaction"}
 ONLY_BLOCKING = {"finish", "max_request", "publish_many", "start"}
 MORE_TO_PUBLISH = {"producer"}
 #: of ``connect``: what a client needs that is not asked for while it waits for nothing

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, TypeVar
 
 from trivium.common.client_tls import ClientTls
@@ -29,6 +29,12 @@ from trivium_native.client.consumer import Callback, GroupConsumer
 from trivium_native.client.lasting import LastingConnection
 from trivium_native.client.methods import AsyncRunner, Operations, Within
 from trivium_native.client.operations import Operation
+from trivium_native.client.publisher import (
+    REQUEST_BYTES,
+    Progress,
+    Publisher,
+    check_settings,
+)
 from trivium_native.client.receiving import Batches, Deliveries, LiveMessages
 from trivium_native.client.reconnecting import Persistence, Reconnect
 from trivium_native.client.transaction import Transaction
@@ -221,6 +227,45 @@ class Client(AsyncRunner, Operations):
             return
         async with self._in_flight:
             await connection.publish(operation)
+
+    @asynccontextmanager
+    async def publisher(
+        self,
+        name: str | None = None,
+        *,
+        acks: str = "all",
+        idempotent: bool = True,
+        linger: float = 0.0,
+        request_bytes: int = REQUEST_BYTES,
+        on_progress: Progress | None = None,
+    ) -> AsyncIterator[Publisher]:
+        """Publish message by message, gathered to requests; flushed at the end of the block.
+
+        A request takes what came while the one before was under way, and waits up to ``linger``
+        seconds for ``request_bytes``. ``acks`` says when a message is confirmed: ``all`` once it is
+        durable; ``leader`` the same for messages that are not persistent, which need not survive in
+        queues; ``none`` once it is sent, at most once.
+
+        Messages are numbered (``idempotent``), unless ``acks`` is ``none``: what is sent again
+        after a lost connection is there once. ``name`` is that of the producer, which goes on over
+        runs of the program; a made-up one is forgotten at the end of the block.
+        ``on_progress`` is called after each request with how many messages are confirmed and how
+        many wait. Raises InvalidArgument, and what publishing raises.
+        """
+        check_settings(acks, linger, request_bytes)
+        producer = None
+        if idempotent and acks != "none":
+            made_up = f"publisher-{secrets.token_hex(8)}"
+            producer = await self.open_producer(made_up if name is None else name)
+        publisher = Publisher(self.connection, producer, acks, linger, request_bytes, on_progress)
+        try:
+            yield publisher
+            await publisher.flush()
+        finally:
+            await publisher.close()
+            if producer is not None and name is None and self.connection.error is None:
+                with suppress(NativeError):
+                    await self.delete_producer(producer.name)
 
     # Receiving
 
