@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -12,10 +14,24 @@ from trivium import Broker, Config
 from trivium.config import Listen, LogConfig, StorageConfig
 from trivium.errors import ConfigError
 from trivium.listen import ListenerConfig
+from trivium.management.management import Management
 from trivium.observability.api import ApiRequest
 from trivium.runtime import slow_turns
 from trivium.runtime.slow_turns import INTERVAL, SlowTurns, described
 from trivium.security.identity import NOBODY
+from trivium.storage.files.executor import Completions
+
+
+def request_for(method: str, *path: str) -> ApiRequest:
+    return ApiRequest(
+        method=method,
+        path=path,
+        query={"password": "sesame"},
+        body={"password": "sesame"},
+        identity=NOBODY,
+        address="192.0.2.1",
+        listener=ListenerConfig(protocol="http", address="127.0.0.1:0", name="http"),
+    )
 
 
 @pytest.fixture
@@ -92,20 +108,31 @@ def test_a_broker_that_stops_tells_of_none(
 
 
 def test_a_request_is_named_without_its_query_and_body() -> None:
-    request = ApiRequest(
-        method="PUT",
-        path=("users", "ann"),
-        query={"password": "sesame"},
-        body={"password": "sesame"},
-        identity=NOBODY,
-        address="192.0.2.1",
-        listener=ListenerConfig(protocol="http", address="127.0.0.1:0", name="http"),
+    assert (
+        described(request_for("PUT", "users", "ann")) == "PUT 'users/ann' for 192.0.2.1 (user '')"
     )
-    assert described(request) == "PUT 'users/ann' for 192.0.2.1 (user '')"
 
 
-def test_a_callback_has_its_name() -> None:
-    assert described(make_server).endswith("permitted.make_server")
+def test_a_callback_has_a_kind_and_its_name() -> None:
+    assert described(make_server) == "something (tests.support.permitted.make_server)"
+    completions = Completions(lambda work: None, lambda error: None)
+    name = "trivium.storage.files.executor.Completions.run"
+    for work in (completions.run, partial(completions.run)):
+        assert described(work) == f"what the storage has done ({name})"
+
+
+def test_a_callback_without_a_name_is_called_for_where_it_was_made() -> None:
+    def made() -> Callable[[], None]:
+        return lambda: None
+
+    name = "test_a_callback_without_a_name_is_called_for_where_it_was_made"
+    assert described(made()) == f"something ({__name__}.{name})"
+
+
+@pytest.mark.pure
+def test_a_callback_of_a_connection_is_told_as_that() -> None:
+    connection = make_server().mqtt("root", "device").connection
+    assert described(connection.resume_writing) == described(connection)
 
 
 async def test_a_running_broker_tells_of_its_turns(caplog: pytest.LogCaptureFixture) -> None:
@@ -120,6 +147,25 @@ async def test_a_running_broker_tells_of_its_turns(caplog: pytest.LogCaptureFixt
         broker.server.driver.call_soon(lambda: None)
         await asyncio.sleep(0)
     assert any("a turn took" in record.message for record in caplog.records)
+
+
+@pytest.mark.pure
+def test_a_request_over_http_is_told_as_that(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server()
+    turns = SlowTurns(server.broker, 0.1)
+
+    def call(work: Callable[[], None]) -> None:
+        turns.begin(clock[0])
+        work()
+        clock[0] += 0.2
+        turns.did_work(work)
+        turns.end()
+
+    Management(server.broker, call).ask(request_for("GET", "api-of-nobody"), lambda answer: None)
+    (record,) = caplog.records
+    assert record.message.endswith("was GET 'api-of-nobody' for 192.0.2.1 (user '')")
 
 
 def test_the_limit_is_not_negative() -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from trivium.errors import AccessRefused
@@ -73,7 +74,7 @@ class Management:
 
     def ask(self, request: ApiRequest, done: Done) -> None:
         """Carry out one request."""
-        self._call(lambda: self._carry_out(request, done))
+        self._call(partial(self._carry_out, request, done))
 
     def go_on(self, request: ApiRequest, work: Callable[[], None]) -> None:
         """Do some more work of a request that is answered."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from trivium.security.web import WebAnswer, WebRequest
@@ -56,7 +57,7 @@ class Fetcher:
         except Exception as error:
             # Its text may quote the request.
             logger.info("a request over HTTP has failed: %s", type(error).__name__)
-        self._call(lambda: done(answer))
+        self._call(partial(done, answer))
 
     async def _ask(self, request: WebRequest) -> WebAnswer | None:
         """The answer; None for one that is too long."""

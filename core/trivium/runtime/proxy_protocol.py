@@ -11,6 +11,7 @@ import ipaddress
 import logging
 import re
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from trivium.runtime.handshakes import Handshake
@@ -236,7 +237,7 @@ class ProxyLayer(asyncio.Protocol):
             assert handshake is not None
             handshake.end()
             rest = data[taken:]
-            self._server.driver.call(lambda: self._hand_on(transport, rest, handshake.came_at))
+            self._server.driver.call(partial(self._hand_on, transport, rest, handshake.came_at))
 
     def _hand_on(self, transport: asyncio.Transport, rest: bytes, came_at: int) -> None:
         inner = self._take()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64
@@ -27,6 +28,20 @@ INTERVAL: Final = 10.0
 #: Characters of a name or a path.
 _MAX_TEXT: Final = 200
 END: Final = "the end of the turn"
+#: What callbacks are for: the beginning of their module's name -> words.
+_KINDS: Final = (
+    ("trivium.storage.", "what the storage has done"),
+    ("trivium.runtime.driver", "what a thread has done, or a timer"),
+    ("trivium.security.", "who may connect"),
+    ("trivium.runtime.handshakes", "a handshake"),
+    ("trivium.runtime.proxy_protocol", "a handshake"),
+    ("trivium.runtime.tls", "a handshake"),
+    ("trivium.runtime.websocket", "a handshake"),
+    ("trivium.runtime.sockets", "a socket"),
+    ("trivium.observability.http", "a client of HTTP"),
+    ("trivium.management.", "HTTP"),
+    ("trivium.runtime.", "the broker's own"),
+)
 
 
 class SlowTurns:
@@ -120,5 +135,15 @@ def described(what: object) -> str:
         return f"{what.method} {path!r} for {what.address} (user {user!r})"
     if isinstance(what, str):
         return what
-    name = getattr(what, "__qualname__", type(what).__qualname__)
-    return f"{getattr(what, '__module__', '')}.{name}"
+    if isinstance(what, partial):
+        served = [each for each in what.args if isinstance(each, (ApiRequest, Connection))]
+        return described(served[0] if served else what.func)
+    owner = getattr(what, "__self__", None)
+    if isinstance(owner, Connection):
+        return described(owner)
+    # Methods of what is compiled do not know their module.
+    module: str = getattr(what, "__module__", None) or type(owner).__module__
+    kind = next((words for begin, words in _KINDS if module.startswith(begin)), "something")
+    # One that has no name of its own was made in a function that has.
+    name = str(getattr(what, "__qualname__", type(what).__qualname__)).partition(".<locals>")[0]
+    return f"{kind} ({module}.{name})"
