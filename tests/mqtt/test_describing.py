@@ -10,6 +10,9 @@ from trivium.common.descriptions import (
     ConsumerDescription,
     SessionDescription,
 )
+from trivium.management.census import Census
+from trivium.management.views import view_queue
+from trivium.runtime.object_samples import FAMILIES
 
 
 @pytest.mark.parametrize(("version", "name"), [(3, "MQTT 3-1"), (4, "MQTT 3-1-1"), (5, "MQTT 5-0")])
@@ -50,6 +53,31 @@ def test_a_session_outlives_its_connection() -> None:
     (session,) = server.adapter.describe_sessions(server.vhost)
     assert not session.is_connected
     assert connection.managed().consumers() == []
+
+
+def test_a_session_that_is_away_is_no_consumer() -> None:
+    server = Server()
+    client = server.open_kept("c")
+    client.subscribe("a/#", 1)
+    (queue,) = server.vhost.queues.values()
+
+    def counted() -> list[int]:
+        census = Census()
+        for _ in census.count([server.vhost]):
+            pass
+        ((_, _, sampled),) = [
+            row
+            for rows in FAMILIES["queue_consumer_count"].rows(server.broker, [server.vhost])
+            for row in rows
+        ]
+        return [census.consumers, view_queue(server.vhost, queue).consumers, int(sampled)]
+
+    assert counted() == [1, 1, 1]
+    client.leave()
+    assert counted() == [0, 0, 0]
+    assert len(queue.consumers) == 1, "its messages are still its own"
+    server.open_kept("c")
+    assert counted() == [1, 1, 1]
 
 
 def test_an_operator_closes_it_with_administrative_action() -> None:

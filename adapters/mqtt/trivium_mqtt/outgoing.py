@@ -121,6 +121,9 @@ class Outgoing(Consumer):
     def client(self) -> object:
         return self._connection
 
+    def is_there(self) -> bool:
+        return self._connection is not None
+
     # Publishing
 
     def put(self, message: Message, annotation: bytes) -> int:

@@ -52,6 +52,6 @@ class Census:
         if isinstance(item, Queue):
             self.ready += len(item)
             self.unsettled += item.unsettled
-            self.consumers += len(item.consumers)
+            self.consumers += item.consumers.present()
         else:
             self.records += item.record_count

@@ -99,7 +99,7 @@ def view_queue(vhost: VirtualHost, item: Queue | Stream) -> QueueView:
         ready=len(item),
         unsettled=item.unsettled,
         ready_bytes=item.ready.bytes,
-        consumers=len(item.consumers),
+        consumers=item.consumers.present(),
         policies=vhost.policies.in_force(item.name, kind_of(item.arguments)),
         unused_ms=_unused_ms(item),
     )

@@ -49,6 +49,10 @@ class Consumer:
         """The connection of its client; None for one that has none."""
         return None
 
+    def is_there(self) -> bool:
+        """Whether whoever it is of is there, and not a client that may come back."""
+        return True
+
 
 class Place:
     """Where a consumer stands: in the row of its priority, or aside."""
@@ -120,6 +124,14 @@ class Rotation:
 
     def __len__(self) -> int:
         return len(self._places)
+
+    def present(self) -> int:
+        """How many there are for those who count consumers: whose client is away is none."""
+        count = 0
+        for consumer in self._places:
+            if consumer.is_there():
+                count += 1
+        return count
 
     def all(self) -> list[Consumer]:
         """All consumers, in the order in which they came."""

@@ -65,7 +65,7 @@ def _queue_consumers(broker: Broker, vhosts: list[VirtualHost]) -> Iterator[Row]
     for vhost in vhosts:
         for queue in list(vhost.queues.values()):
             labels = f"{label('vhost', vhost.name)},{label('queue', queue.name)}"
-            yield [(0, labels, len(queue.consumers))]
+            yield [(0, labels, queue.consumers.present())]
 
 
 def _totals_metrics(of: str) -> tuple[Metric, ...]:
