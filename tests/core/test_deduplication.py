@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from struct import pack
+
 import pytest
 
 import trivium.messages.message
@@ -9,7 +11,13 @@ from tests.support.core import broker_of, drain, message, open_vhost
 from tests.support.simulated import Host
 from tests.support.storages import HeldStorage
 from trivium.errors import PreconditionFailed
-from trivium.idempotence.deduplication import DEFAULT_SIZE, FORGET_AT_ONCE
+from trivium.idempotence.deduplication import (
+    DEFAULT_SIZE,
+    FORGET_AT_ONCE,
+    REQUEST,
+    Deduplication,
+    Settings,
+)
 from trivium.messages.message import HeaderValue, Message, Properties, PropertyCodec
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import ACCEPTED, REJECTED, Binding, Exchange
@@ -84,6 +92,22 @@ def test_a_queue_takes_an_id_once(vhost: VirtualHost) -> None:
     queue.put(sent("a"), b"")
     assert drain(queue) == []
     assert vhost.deduplication.duplicates == 2
+
+
+def test_a_note_of_an_id_is_known_with_it_also_after_a_restart() -> None:
+    table = MemoryStorage().table("d")
+    # As versions before have left them, which noted nothing.
+    for identity in (b"old", b"new"):
+        table.put(b"\x0b\0\0\0request/ann" + identity, pack("<qq", 1, 0))
+    broker = broker_of(open_vhost())
+    window = Deduplication(broker, table).window(REQUEST, "ann")
+    assert (window.answer(b"old"), window.note_of(b"old")) == (ACCEPTED, b"")
+    broker.storage.is_durable = True
+    window.add(b"new", Settings(True, "", 10, 0), True, b"\0\1")
+    broker.storage.is_durable = False
+    again = Deduplication(broker, table).window(REQUEST, "ann")
+    for each in (window, again):
+        assert (each.note_of(b"new"), each.note_of(b"old")) == (b"\0\1", b"")
 
 
 def test_queues_do_not_share_their_ids(vhost: VirtualHost) -> None:

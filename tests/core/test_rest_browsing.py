@@ -287,6 +287,27 @@ async def test_a_topic_keeps_what_is_retained_until_an_empty_message(tmp_path: P
         assert await tree(site) == []
 
 
+async def test_what_is_published_but_not_retained_is_told(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        limits = {"limits": {"max-retained-messages": 1}}
+        assert (await site.ask("PUT", "vhosts/%2F", json=limits))[0] in (200, 204)
+        site.broker.vhost("/").declare_queue("q", durable=True)
+        await bind(site, "#")
+        key = {"Idempotency-Key": "k"}
+        for body, outcome, headers in (
+            ({"topic": "a", "payload": "1"}, "accepted", {}),
+            ({"topic": "b", "payload": "2"}, "unretained", key),
+            ({"topic": "b", "payload": "2"}, "unretained", key),
+            ({"topic": "a", "payload": "3"}, "accepted", {}),
+            ({"topic": "b", "payload": ""}, "accepted", {}),
+        ):
+            wanted = {**body, "retain": True}
+            status, found = await site.ask("POST", TOPICS, json=wanted, headers=headers)
+            assert (status, found["outcomes"]) == (202, [outcome]), body
+        assert [each["payload"] for each in (await look(site))["messages"]] == ["1", "2", "3", ""]
+        assert [topic for topic, *_ in await tree(site)] == ["a"]
+
+
 async def test_a_message_of_a_topic_has_the_trace_of_its_request(tmp_path: Path) -> None:
     async with serve(tmp_path) as site:
         site.broker.vhost("/").declare_queue("q", durable=True)

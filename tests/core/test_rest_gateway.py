@@ -186,12 +186,13 @@ async def test_a_request_with_an_idempotency_key_is_done_once_also_over_a_restar
         site.broker.vhost("/").declare_stream("s")
         for target in ("q", "s"):
             headers = {"Idempotency-Key": f"k-{target}"}
-            message = {"key": target, "payload": "1"}
-            assert (await publish(site, message, headers=headers))[1]["repeated"] is False
-            assert await publish(site, message, headers=headers) == (
-                202,
-                {"outcomes": [], "repeated": True},
-            )
+            messages = [{"key": target, "payload": "1"}, {"key": "nowhere"}]
+            outcomes = ["accepted", "unroutable"]
+            for repeated in (False, True, True):
+                assert await publish(site, *messages, headers=headers) == (
+                    202,
+                    {"outcomes": outcomes, "repeated": repeated},
+                )
         assert (await publish(site, {"key": "q"}, headers=key))[1]["repeated"] is False
         # Another user's key is another one.
         _, found = await publish(site, {"key": "q"}, user="man", headers=key)
@@ -199,7 +200,8 @@ async def test_a_request_with_an_idempotency_key_is_done_once_also_over_a_restar
         assert len(queue) == 3
         assert site.broker.vhost("/").stream("s").record_count == 1
     async with serve(tmp_path) as site:
-        assert (await publish(site, {"key": "q"}, headers=key))[1]["repeated"] is True
+        again = {"outcomes": ["accepted"], "repeated": True}
+        assert (await publish(site, {"key": "q"}, headers=key))[1] == again
         assert len(site.broker.vhost("/").queue("q")) == 3
 
 

@@ -45,7 +45,8 @@ REQUEST: Final = "request"
 
 #: size of what follows it in a key: the kind and name of an exchange or queue; then comes the id
 _SCOPE: Final = Struct("<I")
-#: when it was taken and when it may be forgotten (0: only for want of room), ms since the epoch
+#: when it was taken and when it may be forgotten (0: only for want of room), ms since the epoch;
+#: a note may follow
 _ROW: Final = Struct("<qq")
 
 
@@ -108,8 +109,12 @@ def short_id(identity: bytes) -> bytes:
 class _Entry:
     """One id in a window."""
 
-    def __init__(self, identity: bytes, expires: int, write_batch: int, is_stored: bool) -> None:
+    def __init__(
+        self, identity: bytes, expires: int, write_batch: int, is_stored: bool, note: bytes
+    ) -> None:
         self.identity = identity
+        #: what is to be known of it when it comes again
+        self.note = note
         self.expires = expires
         #: the write batch that makes it durable; 0 when it is
         self.write_batch = write_batch
@@ -143,7 +148,11 @@ class Window(Timed):
         storage = self._broker.storage
         return storage.write_batch if entry.write_batch > storage.durable else ACCEPTED
 
-    def add(self, identity: bytes, settings: Settings, is_stored: bool) -> None:
+    def note_of(self, identity: bytes) -> bytes:
+        """What was noted with an id that is known."""
+        return self._entries[identity].note
+
+    def add(self, identity: bytes, settings: Settings, is_stored: bool, note: bytes = b"") -> None:
         """The message with this id was taken; ``is_stored``: in the current write batch."""
         broker = self._broker
         is_stored = is_stored and broker.storage.is_durable
@@ -154,11 +163,11 @@ class Window(Timed):
         if known is not None:
             # It has expired, and nobody has swept it yet.
             self._drop(known)
-        entry = _Entry(identity, expires, write_batch, is_stored)
+        entry = _Entry(identity, expires, write_batch, is_stored, note)
         self._entries[identity] = entry
         self._order.append(entry)
         if is_stored:
-            self._owner.table.put(self._prefix + identity, _ROW.pack(now, expires))
+            self._owner.table.put(self._prefix + identity, _ROW.pack(now, expires) + note)
         self.limit(settings.size)
         if expires:
             broker.dates.call_at(expires, self)
@@ -173,9 +182,9 @@ class Window(Timed):
         if len(self._entries) > size:
             self._broker.timeouts.call_at(self._broker.elapsed_ms + 1, self._more)
 
-    def restore(self, identity: bytes, expires: int) -> None:
+    def restore(self, identity: bytes, expires: int, note: bytes) -> None:
         """An id from before a restart; in the order in which they were taken."""
-        entry = _Entry(identity, expires, 0, True)
+        entry = _Entry(identity, expires, 0, True, note)
         self._entries[identity] = entry
         self._order.append(entry)
         if expires:
@@ -228,15 +237,15 @@ class Deduplication:
         #: repetitions that were dropped since the start
         self.duplicates = 0
         self._windows: dict[bytes, Window] = {}
-        rows: list[tuple[int, bytes, bytes, int]] = []
+        rows: list[tuple[int, bytes, bytes, int, bytes]] = []
         for key, row in table.items():
             (size,) = _SCOPE.unpack_from(key)
             end = _SCOPE.size + size
-            taken, expires = _ROW.unpack(row)
-            rows.append((taken, key[_SCOPE.size : end], key[end:], expires))
+            taken, expires = _ROW.unpack_from(row)
+            rows.append((taken, key[_SCOPE.size : end], key[end:], expires, row[_ROW.size :]))
         rows.sort()
-        for _, scope, identity, expires in rows:
-            self._window(scope).restore(identity, expires)
+        for _, scope, identity, expires, note in rows:
+            self._window(scope).restore(identity, expires, note)
 
     def window(self, kind: str, name: str) -> Window:
         """The window of the exchange or queue (``kind``) called ``name``."""

@@ -64,7 +64,9 @@ _MODES: Final = {number: name for name, number in DELIVERY_MODES.items()}
 
 _Text = Annotated[str | None, About(longest=255)]
 _Mode = Literal["at-most-once", "at-least-once", "exactly-once"]
-Outcome = Literal["accepted", "unroutable", "rejected"]
+Outcome = Literal["accepted", "unroutable", "unretained", "rejected"]
+#: Those of requests that are remembered; each is noted as its place here.
+_NOTED: Final[tuple[Outcome, ...]] = ("accepted", "unroutable", "unretained")
 _Wait = Annotated[int, About(text="milliseconds to wait for one", least=0, most=MAX_WAIT_MS)]
 
 
@@ -98,7 +100,7 @@ class Publications:
 class Published:
     """What became of the messages, once all is durable that must be."""
 
-    outcomes: Annotated[list[Outcome], About(text="in their order; none where it was repeated")]
+    outcomes: Annotated[list[Outcome], About(text="in their order; as they were the first time")]
     repeated: Annotated[bool, About(text="whether a request with this key was done before")]
 
 
@@ -346,11 +348,12 @@ def publish_once(
     window = call.vhost.deduplication.window(REQUEST, call.identity.name)
     if window.answer(identity) != REJECTED:
         # The first one is durable before this is answered.
-        _answer(call, Published([], True))
+        noted = window.note_of(identity)
+        _answer(call, Published([_NOTED[place] for place in noted], True))
         return
     outcomes = work()
     if "rejected" not in outcomes:
-        window.add(identity, _KEYS, True)
+        window.add(identity, _KEYS, True, bytes([_NOTED.index(each) for each in outcomes]))
     _answer(call, Published(outcomes, False))
 
 

@@ -18,6 +18,7 @@ from trivium.management.rest.gateway import (
 )
 from trivium.management.rest.operations import body_of, operation
 from trivium.management.rest.schema import About
+from trivium.messages.delivery import DELAY_HEADER
 from trivium.messages.message import Properties
 from trivium.messages.topics import MAX_LEVELS, key_of
 from trivium.routing.retained import RETAINING_EXCHANGE
@@ -82,6 +83,7 @@ def publish_one(call: Call) -> None:
     pass_on_trace(call, properties)
 
     def work() -> list[Outcome]:
+        kept = call.vhost.retained.sequence
         result = publish(
             call.broker,
             call.vhost,
@@ -92,7 +94,12 @@ def publish_one(call: Call) -> None:
             given.qos,
             retain=given.retain,
         )
-        return [outcome_of(result)]
+        outcome = outcome_of(result)
+        # One that is delayed is retained when its time has come.
+        if given.retain and payload and properties.header(DELAY_HEADER) is None:
+            is_retained = call.vhost.retained.sequence != kept
+            outcome = outcome if is_retained or outcome == "rejected" else "unretained"
+        return [outcome]
 
     publish_once(call, _PLACE, work, len(payload), 1)
 
