@@ -5,28 +5,16 @@ from __future__ import annotations
 import io
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import trivium_native
-from tests.support.verbs import Commands, Running, on_terminal, running
+from tests.support.verbs import Commands, Running, on_terminal
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from trivium_native.client import Client
 from trivium_native.errors import AuthenticationFailed, NativeError
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("b") / "d") as broker:
-        yield broker
-
-
-@pytest.fixture
-def commands(broker: Running, capsys: pytest.CaptureFixture[str]) -> Commands:
-    return Commands(broker, capsys)
 
 
 def types(monkeypatch: pytest.MonkeyPatch, text: str) -> None:

@@ -6,7 +6,6 @@ import io
 import json
 import stat
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 
 from tests.support.rest import authorization
 from tests.support.rest import serve as serve_here
-from tests.support.verbs import Commands, Running, running
+from tests.support.verbs import Commands, running
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, definitions
 
 #: What RabbitMQ has and what is not here.
@@ -52,17 +51,6 @@ NOTES = (
     "exchange 'hash' in '/': unknown exchange type 'x-consistent-hash'",
     "binding 'hash' 'lazy' in '/': no exchange 'hash' in vhost '/'",
 )
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("b") / "d") as broker:
-        yield broker
-
-
-@pytest.fixture
-def commands(broker: Running, capsys: pytest.CaptureFixture[str]) -> Commands:
-    return Commands(broker, capsys)
 
 
 def declare(commands: Commands) -> None:

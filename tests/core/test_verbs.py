@@ -10,7 +10,6 @@ import shutil
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import aiomqtt
@@ -18,7 +17,7 @@ import pytest
 
 from tests.support.certificates import Authority
 from tests.support.commands import COMMAND, NO_PROTOCOLS, serve
-from tests.support.verbs import Commands, Running, on_terminal, running
+from tests.support.verbs import Commands, Running, on_terminal
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, NOUNS, completion, control, main
 from trivium.cli import verbs as module
 from trivium.management.rest.schema import hints_of
@@ -31,17 +30,6 @@ NAMES = [MARKUP, "größe/日本 %2F?#", "a b\tc", "..", "\x1b[31mred", "-"]
 NO_VERBS = re.compile(
     "browser_|browsing_|definitions_|general_|gateway_|live_|retained_levels_|topics_"
 )
-
-
-@pytest.fixture(scope="module")
-def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
-    with running(tmp_path_factory.mktemp("b") / "d") as broker:
-        yield broker
-
-
-@pytest.fixture
-def commands(broker: Running, capsys: pytest.CaptureFixture[str]) -> Commands:
-    return Commands(broker, capsys)
 
 
 # What there is

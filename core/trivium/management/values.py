@@ -8,13 +8,27 @@ import math
 from collections.abc import Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import Final
+from typing import TYPE_CHECKING, Final
 
 from trivium.common.values import HeaderValue
 from trivium.management.endpoints import BadRequest
 
+if TYPE_CHECKING:
+    from trivium.messages.message import Properties
+
 #: Nesting of tables and lists in arguments that are taken.
 MAX_DEPTH: Final = 16
+
+#: Properties of messages that are texts, and what they are called in ``Properties``.
+TEXTS: Final = {
+    "content_type": "content_type",
+    "content_encoding": "content_encoding",
+    "reply_to": "reply_to",
+    "message_id": "message_id",
+    "type": "type_",
+    "user_id": "user_id",
+    "app_id": "app_id",
+}
 
 _encoder: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 
@@ -22,6 +36,12 @@ _encoder: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
 def encode(value: object) -> bytes:
     """The JSON text of what consists of JSON's own types, in ASCII."""
     return _encoder.encode(value).encode()
+
+
+def texts_in(properties: Properties) -> dict[str, object]:
+    """Those of a message that are set."""
+    found = {name: getattr(properties, attribute) for name, attribute in TEXTS.items()}
+    return {name: text for name, text in found.items() if text is not None}
 
 
 def shown(value: HeaderValue) -> object:

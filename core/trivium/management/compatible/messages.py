@@ -15,10 +15,12 @@ from trivium.management.listing import Listing
 from trivium.management.pacing import must_wait
 from trivium.management.publishing import Taking, give_back, publish
 from trivium.management.values import (
+    TEXTS,
     number_of,
     shown,
     table_of,
     text_of,
+    texts_in,
 )
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium.observability.api import ApiAnswer
@@ -29,16 +31,6 @@ if TYPE_CHECKING:
     from trivium.messages.message import HeaderValue
     from trivium.queues.queue import Queue, QueueEntry
 
-#: Properties that are texts, and what they are called here.
-_TEXTS: Final = {
-    "content_type": "content_type",
-    "content_encoding": "content_encoding",
-    "reply_to": "reply_to",
-    "message_id": "message_id",
-    "type": "type_",
-    "user_id": "user_id",
-    "app_id": "app_id",
-}
 #: Milliseconds of the longest expiration, 100 years.
 MAX_EXPIRATION: Final = 100 * 365 * 86_400_000
 
@@ -61,8 +53,8 @@ def properties_of(table: Mapping[str, object]) -> Properties:
     """The properties that a request describes. Raises BadRequest."""
     found = Properties()
     for name in table:
-        if name in _TEXTS:
-            setattr(found, _TEXTS[name], text_of(table, name))
+        if name in TEXTS:
+            setattr(found, TEXTS[name], text_of(table, name))
         elif name == "correlation_id":
             found.correlation_id = text_of(table, name).encode()
         elif name == "timestamp":
@@ -223,11 +215,7 @@ def _encoded(payload: bytes, encoding: str) -> tuple[str, str]:
 
 def shown_properties(properties: Properties, mode: int, priority: int) -> dict[str, object]:
     """The properties that a message has."""
-    found: dict[str, object] = {
-        name: getattr(properties, attribute)
-        for name, attribute in _TEXTS.items()
-        if getattr(properties, attribute) is not None
-    }
+    found = texts_in(properties)
     if properties.correlation_id is not None:
         found["correlation_id"] = shown(properties.correlation_id)
     if properties.timestamp is not None:

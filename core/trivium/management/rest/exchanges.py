@@ -16,6 +16,7 @@ from trivium.management.rest.operations import (
     answer,
     asked,
     body_of,
+    declared,
     listed,
     operation,
 )
@@ -270,31 +271,11 @@ def remove_binding(call: Call) -> None:
     raise NotFound("no such binding")
 
 
-_ALL: Final = "vhosts/{vhost}/exchanges"
-_ONE: Final = "vhosts/{vhost}/exchanges/{exchange}"
 _BINDINGS: Final = "vhosts/{vhost}/bindings"
 
 ENDPOINTS: Final = (
-    operation("GET", "exchanges", list_all, "Exchanges", result=Exchange, is_list=True),
-    operation("GET", _ALL, list_all, "Those of a virtual host", result=Exchange, is_list=True),
-    operation("GET", _ONE, show, "An exchange", result=Exchange),
-    operation(
-        "PUT",
-        _ONE,
-        declare,
-        "Declare an exchange",
-        vhost=ENTERED,
-        body=ExchangeDeclaration,
-        statuses=(201, 204),
-    ),
-    operation(
-        "DELETE",
-        _ONE,
-        delete,
-        "Delete an exchange",
-        vhost=ENTERED,
-        query=(_IF_UNUSED,),
-        statuses=(204,),
+    *declared(
+        "exchange", (list_all, show, declare, delete), ExchangeDeclaration, Exchange, (_IF_UNUSED,)
     ),
     operation(
         "GET",

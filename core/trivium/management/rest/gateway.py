@@ -26,7 +26,7 @@ from trivium.management.rest.operations import (
 )
 from trivium.management.rest.schema import About, Count, Name, Table, Time, shown_model
 from trivium.management.stream_reading import Batches, PartitionRead, end_of, messages_in
-from trivium.management.values import encode, shown
+from trivium.management.values import encode, shown, texts_in
 from trivium.messages.delivery import DELAY_HEADER, DELIVERY_MODES, MAX_DELAY
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium.messages.topics import topic_of
@@ -442,24 +442,10 @@ def headers_of(properties: Properties) -> dict[str, object]:
     return found
 
 
-#: Properties that are texts, and what they are called.
-_TEXTS: Final = {
-    "content_type": "content_type",
-    "content_encoding": "content_encoding",
-    "reply_to": "reply_to",
-    "message_id": "message_id",
-    "type": "type_",
-    "user_id": "user_id",
-    "app_id": "app_id",
-}
-
-
 def properties_of(properties: Properties) -> dict[str, object]:
     """Properties as they are shown: those that are set."""
     found: dict[str, object] = {
-        name: getattr(properties, attribute) for name, attribute in _TEXTS.items()
-    }
-    found |= {
+        **texts_in(properties),
         "correlation_id": shown(properties.correlation_id),
         "reply_to_topic": _topic(properties.reply_to_topic),
         "key": shown(properties.key),

@@ -13,13 +13,15 @@ from trivium.errors import (
     PreconditionFailed,
     TopologyError,
 )
-from trivium.management.endpoints import BadRequest, Endpoint
+from trivium.management.endpoints import ENTERED, BadRequest, Endpoint
 from trivium.management.listing import MAX_NAME_LENGTH, MAX_PAGE_SIZE, InOrder, Listing
 from trivium.management.rest.schema import About, parse, shown_model, taken
 from trivium.observability.api import OWN, ApiAnswer, Refusal, refusal
 
 if TYPE_CHECKING:
     from trivium.management.calls import Call
+
+_Handler = Callable[["Call"], "ApiAnswer | None"]
 
 Model = TypeVar("Model")
 Item = TypeVar("Item")
@@ -151,12 +153,52 @@ def asked(call: Call, parameter: Parameter, default: Any) -> Any:
 def operation(
     method: str,
     path: str,
-    handler: Callable[[Call], ApiAnswer | None],
+    handler: _Handler,
     summary: str,
     **more: Any,
 ) -> Operation:
     """An operation at a path behind ``/api/v1``."""
     return Operation(method, f"{OWN}/{path}", handler, summary=summary, **more)
+
+
+def declared(
+    noun: str,
+    handlers: tuple[_Handler, _Handler, _Handler, _Handler],
+    declaration: type,
+    result: type,
+    query: tuple[Parameter, ...] = (),
+) -> tuple[Operation, ...]:
+    """The operations of what clients declare in virtual hosts, such as ``queue``: to list, show,
+    declare and delete it, the last with a ``query``."""
+    list_all, show, declare, delete = handlers
+    every = f"vhosts/{{vhost}}/{noun}s"
+    one = f"{every}/{{{noun}}}"
+    plural, named = f"{noun.title()}s", f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
+    return (
+        operation("GET", f"{noun}s", list_all, plural, result=result, is_list=True),
+        operation(
+            "GET", every, list_all, f"{plural} of a virtual host", result=result, is_list=True
+        ),
+        operation("GET", one, show, named.capitalize(), result=result),
+        operation(
+            "PUT",
+            one,
+            declare,
+            f"Declare {named}",
+            vhost=ENTERED,
+            body=declaration,
+            statuses=(201, 204),
+        ),
+        operation(
+            "DELETE",
+            one,
+            delete,
+            f"Delete {named}",
+            vhost=ENTERED,
+            query=query,
+            statuses=(204,),
+        ),
+    )
 
 
 def body_of(call: Call, model: type[Model]) -> Model:

@@ -14,6 +14,7 @@ from trivium.management.rest.operations import (
     answer,
     asked,
     body_of,
+    declared,
     listed,
     operation,
 )
@@ -197,30 +198,11 @@ def purge(call: Call) -> None:
     call.answer_durably(answer(Purged(count)))
 
 
-_ALL: Final = "vhosts/{vhost}/queues"
 _ONE: Final = "vhosts/{vhost}/queues/{queue}"
 
 ENDPOINTS: Final = (
-    operation("GET", "queues", list_all, "Queues", result=Queue, is_list=True),
-    operation("GET", _ALL, list_all, "Queues of a virtual host", result=Queue, is_list=True),
-    operation("GET", _ONE, show, "A queue", result=Queue),
-    operation(
-        "PUT",
-        _ONE,
-        declare,
-        "Declare a queue",
-        vhost=ENTERED,
-        body=QueueDeclaration,
-        statuses=(201, 204),
-    ),
-    operation(
-        "DELETE",
-        _ONE,
-        delete,
-        "Delete a queue",
-        vhost=ENTERED,
-        query=(_IF_UNUSED, _IF_EMPTY),
-        statuses=(204,),
+    *declared(
+        "queue", (list_all, show, declare, delete), QueueDeclaration, Queue, (_IF_UNUSED, _IF_EMPTY)
     ),
     operation(
         "DELETE",

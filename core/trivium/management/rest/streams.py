@@ -6,8 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Final
 
-from trivium.management.endpoints import ENTERED
-from trivium.management.rest.operations import answer, body_of, listed, operation
+from trivium.management.rest.operations import answer, body_of, declared, listed, operation
 from trivium.management.rest.schema import About, Count, Name, Table
 from trivium.management.values import shown_table
 from trivium.observability.api import ApiAnswer
@@ -167,23 +166,10 @@ def delete(call: Call) -> None:
     call.gone()
 
 
-_ALL: Final = "vhosts/{vhost}/streams"
 _ONE: Final = "vhosts/{vhost}/streams/{stream}"
 
 ENDPOINTS: Final = (
-    operation("GET", "streams", list_all, "Streams", result=Stream, is_list=True),
-    operation("GET", _ALL, list_all, "Streams of a virtual host", result=Stream, is_list=True),
-    operation("GET", _ONE, show, "A stream", result=Stream),
-    operation(
-        "PUT",
-        _ONE,
-        declare,
-        "Declare a stream",
-        vhost=ENTERED,
-        body=StreamDeclaration,
-        statuses=(201, 204),
-    ),
-    operation("DELETE", _ONE, delete, "Delete a stream", vhost=ENTERED, statuses=(204,)),
+    *declared("stream", (list_all, show, declare, delete), StreamDeclaration, Stream),
     operation(
         "GET",
         _ONE + "/partitions",

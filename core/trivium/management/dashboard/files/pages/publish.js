@@ -93,6 +93,7 @@ const payloads = {
 const outcomes = {
   accepted: ["good", "accepted"],
   unroutable: ["bad", "led nowhere: nothing is bound or has subscribed there"],
+  unretained: ["bad", "published, but not retained: the virtual host has no room for it"],
   rejected: ["bad", "rejected: there is no room"],
 };
 
