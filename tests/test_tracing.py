@@ -16,9 +16,9 @@ from tests.support.amqp import publish_frames
 from tests.support.permitted import Server, make_server
 from tests.support.simulated import Host
 from trivium.config import EVERYTHING, Config, UserConfig
-from trivium.messages.message import PROTOCOL_NEUTRAL, Properties, codec_of
+from trivium.messages.message import PROTOCOL_NEUTRAL, Message, Properties, codec_of
 from trivium.messages.neutral import encode_neutral
-from trivium.messages.tracing import parse_traceparent
+from trivium.messages.tracing import Tracer, parse_traceparent
 from trivium.observability.otlp import encode_request
 from trivium.runtime import tracing
 from trivium.runtime.tracing import MessageTracer
@@ -147,14 +147,16 @@ def test_w3c_3_2_2_later_versions_may_have_more() -> None:
     assert context.header() == SAMPLED
 
 
-def publish_by(server: Server, road: str) -> None:
+def publish_by(server: Server, road: str, name: str = "traceparent", value: str = SAMPLED) -> None:
+    """Publish a message with a header."""
     if road == "mqtt":
-        server.mqtt("root", "writer").feed(mqtt.publish("t", b"x", 1, 1, 5, properties=PROPERTY))
+        pair = b"\x26" + mqtt.text(name) + mqtt.text(value)
+        server.mqtt("root", "writer").feed(mqtt.publish("t", b"x", 1, 1, 5, properties=pair))
     elif road == "amqp":
         client = server.amqp("root")
-        client.publish("t", exchange="amq.topic", delivery_mode=2, headers={"traceparent": SAMPLED})
+        client.publish("t", exchange="amq.topic", delivery_mode=2, headers={name: value})
     else:
-        properties = msgpack.packb({14: [["traceparent", SAMPLED]]})
+        properties = msgpack.packb({14: [[name, value]]})
         entry = native.entry(key=b"t", exchange=b"amq.topic", properties=properties)
         server.native("root").send(frames.PUBLISH, 7, native.publish(entry))
 
@@ -255,6 +257,58 @@ def test_a_run_goes_on_around_messages_that_are_followed(
     vhost = server.vhost
     route = vhost.route(vhost.exchanges["amq.topic"], b"t")
     assert (route.counters.published, route.counters.routed) == (30, 90)
+
+
+@pytest.mark.pure
+@pytest.mark.parametrize("headers", [{}, {"h": "1"}])
+def test_those_of_a_run_that_are_not_followed_are_not_looked_at_again(
+    monkeypatch: pytest.MonkeyPatch, headers: dict[str, Any]
+) -> None:
+    monkeypatch.setattr("trivium.messages.tracing.random.random", lambda: 0.5)
+    traced = Traced(make_server(), ratio=0.1)
+    tracer = traced.server.vhost.tracer
+    assert tracer is not None
+    asked: list[bool] = []
+
+    def has(message: Message) -> bool:
+        asked.append(message.traced == tracing.UNSAMPLED)
+        return Tracer.has(tracer, message)
+
+    monkeypatch.setattr(tracer, "has", has)
+    client = traced.server.amqp("root")
+    client.declare("aq", durable=True)
+    client.consume("aq")
+    client.take()
+    client.send(Confirm.Select())
+    frames_ = publish_frames("aq", b"x", headers=headers, delivery_mode=2)
+    client.feed(frames_ * 30)
+    assert len(client.take()) > 0
+    client.send(Basic.Ack(delivery_tag=30, multiple=True))
+    names = traced.names()
+    assert [names.count(each) for each in ("publish amq.default", "deliver aq", "ack aq")] == [
+        4
+    ] * 3
+    # Each seventh, when it leaves and when it is settled.
+    assert asked == [False] * 8
+
+
+@pytest.mark.parametrize("road", ["mqtt", "amqp", "native"])
+def test_messages_of_the_same_properties_have_each_a_context_of_its_own(road: str) -> None:
+    traced = Traced(make_server(), ratio=1.0)
+    server = traced.server
+    reader = server.amqp("root")
+    reader.declare("aq")
+    reader.bind("aq", "amq.topic", "t")
+    # What stands around the context is remembered of the message before.
+    for each, text in (("amqp", "1"), (road, "2"), (road, "2"), (road, "3"), ("amqp", "1")):
+        publish_by(server, each, "a", text)
+        (publish,) = traced.spans()
+        reader.send(Basic.Get(queue="aq", no_ack=True))
+        _, header, _ = reader.take()
+        own = f"00-{publish.trace_id.hex()}-{publish.span_id.hex()}-01"
+        found = header.properties.headers
+        assert (found["a"], found["traceparent"]) == (text, own)
+        assert traced.names() == ["deliver aq"]
 
 
 def test_where_parents_do_not_decide_the_trace_is_theirs_all_the_same() -> None:

@@ -91,12 +91,6 @@ def _text(value: object) -> str | None:
     return value if isinstance(value, str) else None
 
 
-def is_apart(message: Message) -> bool:
-    """Whether a message certainly belongs to no trace that is sampled."""
-    traced = message.traced
-    return traced == UNSAMPLED or (traced == UNKNOWN and len(message.header) == 0)
-
-
 @mypyc_attr(allow_interpreted_subclasses=True)
 class Span:
     """What is under way."""
@@ -123,7 +117,7 @@ class Tracer:
         if message.traced != UNKNOWN:
             return False
         header = message.header
-        if len(header) and self._follows and self._may_have_context(header):
+        if len(header) and self._follows and self.may_have_context(header):
             context = context_of(message)
             if context is not None:
                 message.traced = SAMPLED if context.is_sampled else UNSAMPLED
@@ -154,8 +148,11 @@ class Tracer:
         """``begin`` for those messages of a run to be followed. They have the same property
         bytes."""
         header = messages[0].header
-        if len(header) and self._may_have_context(header):
+        if len(header) and self.may_have_context(header):
             return [self.begin(each, vhost) for each in messages if self.samples(each)]
+        # Now, so that nobody has to look at the others when they leave and are settled.
+        for each in messages:
+            each.traced = UNSAMPLED
         count: i64 = len(messages)
         left = self._left
         if left > count:
@@ -176,14 +173,15 @@ class Tracer:
         if traced == UNKNOWN:
             traced = UNSAMPLED
             header = message.header
-            if len(header) and self._may_have_context(header):
+            if len(header) and self.may_have_context(header):
                 context = context_of(message)
                 if context is not None and context.is_sampled:
                     traced = SAMPLED
             message.traced = traced
         return traced == SAMPLED
 
-    def _may_have_context(self, header: bytes) -> bool:
+    def may_have_context(self, header: bytes) -> bool:
+        """Whether there may be a context in property bytes; False: there is none."""
         if header == self._plain:
             return False
         if header.find(_MARK) >= 0:

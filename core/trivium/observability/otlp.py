@@ -6,7 +6,6 @@ fields of a protobuf message may stand in any order and in parts, so they are pu
 
 from __future__ import annotations
 
-from collections import deque
 from typing import Final
 
 from librt.strings import BytesWriter, write_i32_le, write_i64_le
@@ -145,7 +144,7 @@ class Spans:
 
     def __init__(self, most: int) -> None:
         self._most: i64 = most
-        self._waiting: deque[bytes] = deque()
+        self._waiting: list[bytes] = []
         self.too_many = 0
 
     def __len__(self) -> int:
@@ -161,22 +160,23 @@ class Spans:
     def take(self, most: int) -> list[bytes]:
         """The oldest ones, which wait no more. Another thread may ``add`` at the time."""
         waiting = self._waiting
-        return [waiting.popleft() for _ in range(min(len(waiting), most))]
+        taken = waiting[:most]
+        del waiting[: len(taken)]
+        return taken
 
     def put_back(self, spans: list[bytes]) -> None:
         """In their places again; what came meanwhile may be too many for a moment."""
-        self._waiting.extendleft(reversed(spans))
+        self._waiting[:0] = spans
 
 
 def encode_request(resource: dict[str, str], scope: tuple[str, str], spans: list[bytes]) -> bytes:
     """The body of a request to a collector (an export request)."""
     about = b"".join(text_attribute(1, key, value) for key, value in resource.items())
     name, version = scope
-    parts = [field(1, field(1, name.encode()) + field(2, version.encode()))]
+    writer = BytesWriter()
+    writer.write(field(1, field(1, name.encode()) + field(2, version.encode())))
     for span in spans:
-        writer = BytesWriter()
         write_varint(writer, _SPAN)
         write_varint(writer, len(span))
-        parts.append(writer.getvalue())
-        parts.append(span)
-    return field(1, field(1, about) + field(2, b"".join(parts)))
+        writer.write(span)
+    return field(1, field(1, about) + field(2, writer.getvalue()))

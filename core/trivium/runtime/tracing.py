@@ -119,6 +119,35 @@ class _Known:
         self.identifiers = identifiers
 
 
+class _Template:
+    """Property bytes as a publisher gives them to one message after the other.
+
+    What they have with a context in them is the same but for that, which has always as many bytes.
+    """
+
+    def __init__(self, protocol: int, given: bytes, identifiers: bytes, drawn: bytes) -> None:
+        self.protocol = protocol
+        self.given = given
+        #: attributes of spans
+        self.identifiers = identifiers
+        # Drawn, so that nothing else in them is the same.
+        any_ = TraceContext(drawn[:16], drawn[16:], True).header()
+        header = codec_of(protocol).with_header(given, TRACEPARENT, any_)
+        self.takes_context = len(header) > 0
+        #: what is around the digits of trace and span, and the hyphen between them
+        self.before, _, self.behind = header.partition(any_[3:-3].encode())
+
+
+class _Last:
+    """What the last span of an operation had in common with others."""
+
+    def __init__(self) -> None:
+        self.destination = ""
+        #: of the client; -1: there was none
+        self.number: i64 = -1
+        self.parts = b""
+
+
 class _Held:
     """A delivery that is to be settled."""
 
@@ -140,27 +169,39 @@ class MessageTracer(Tracer):
         self._held: dict[int, _Held] = {}
         self._known: dict[bytes, _Known] = {}
         self._parts: dict[tuple[str, str, int], bytes] = {}
+        # Those that were used last.
+        self._last = {operation: _Last() for operation in _OPERATIONS}
+        # That of the last message that was followed.
+        self._template: _Template | None = None
         self._random = b""
+        self._digits = b""
         self._random_at: i64 = 0
 
     # Publishing
 
     def begin(self, message: Message, vhost: str) -> Span:
         given = message.header
-        parent = context_of(message) if len(given) else None
-        trace_id = self._draw(16) if parent is None else parent.trace_id
-        state = "" if parent is None else parent.state
+        parent = None
+        if len(given) and self.may_have_context(given):
+            parent = context_of(message)
+        if parent is None:
+            trace_id, trace_digits, state = self._draw(16), self._drawn_digits(16), ""
+        else:
+            trace_id, trace_digits = parent.trace_id, parent.trace_id.hex().encode()
+            state = parent.state
         context = TraceContext(trace_id, self._draw(8), True, state)
+        span_digits = self._drawn_digits(8)
         exchange = message.address.exchange or "amq.default"
-        identifiers = _identifiers_of(message) if len(given) else b""
+        template = self._template_of(message, given)
+        identifiers = template.identifiers
         writer = BytesWriter()
         writer.write(self._common("publish", exchange, self._broker.events.serving))
         write_text(writer, _VHOST, vhost.encode())
         write_text(writer, _KEY, _cut(message.address.key))
         write_number(writer, _BODY_SIZE, message.size)
         writer.write(identifiers)
-        header = codec_of(message.protocol).with_header(given, TRACEPARENT, context.header())
-        if len(header):
+        if template.takes_context:
+            header = template.before + trace_digits + b"-" + span_digits + template.behind
             message.set_header(header)
             self._remember(header, _Known(context, identifiers))
         else:
@@ -257,6 +298,15 @@ class MessageTracer(Tracer):
                 self._remember(header, known)
         return known
 
+    def _template_of(self, message: Message, given: bytes) -> _Template:
+        template = self._template
+        if template is None or template.protocol != message.protocol or template.given != given:
+            identifiers = _identifiers_of(message) if len(given) else b""
+            template = self._template = _Template(
+                message.protocol, given, identifiers, self._draw(24)
+            )
+        return template
+
     def _remember(self, header: bytes, known: _Known) -> None:
         if len(header) <= _MAX_HEADER:
             if len(self._known) >= _MAX_KNOWN:
@@ -268,9 +318,15 @@ class MessageTracer(Tracer):
         at = self._random_at
         if at + size > len(self._random):
             self._random = os.urandom(_RANDOM)
+            self._digits = self._random.hex().encode()
             at = 0
         self._random_at = at + size
         return self._random[at : at + size]
+
+    def _drawn_digits(self, size: i64) -> bytes:
+        """What ``_draw`` has given last, as text."""
+        end = self._random_at * 2
+        return self._digits[end - size * 2 : end]
 
     def _add(
         self, parent: TraceContext, begin_ns: int, end_ns: int, parts: bytes, is_remote: bool
@@ -291,10 +347,15 @@ class MessageTracer(Tracer):
 
     def _common(self, operation: str, destination: str, client: object) -> bytes:
         """What all spans of an operation with a client and a destination have in common."""
-        number = client.number if isinstance(client, Connection) else 0
-        key = (operation, destination, number)
+        number: i64 = client.number if isinstance(client, Connection) else 0
+        last = self._last[operation]
+        is_known = number != 0 or client is None
+        if is_known and last.number == number and last.destination == destination:
+            return last.parts
+        key = (operation, destination, int(number))
         parts = self._parts.get(key)
-        if parts is not None and (number or client is None):
+        if parts is not None and is_known:
+            last.destination, last.number, last.parts = destination, number, parts
             return parts
         kind, type_ = _OPERATIONS[operation]
         name = destination[:_MAX_TEXT]
@@ -308,7 +369,7 @@ class MessageTracer(Tracer):
         parts = named(f"{operation} {name}", kind) + b"".join(
             [text_attribute(_ATTRIBUTE, each, text) for each, text in attributes.items() if text]
         )
-        if number or client is None:
+        if is_known:
             if len(self._parts) >= _MAX_PARTS:
                 self._parts.clear()
             self._parts[key] = parts
