@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import grp
 import os
 import pwd
+import re
 import socket
 import stat
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
+import msgpack
 import pytest
 
 from trivium.common.addresses import subscriber_address
@@ -22,6 +25,8 @@ from trivium.runtime.adapter import Listener
 from trivium.runtime.admission import Admission
 from trivium.runtime.broker import Broker
 from trivium.runtime.unix_sockets import bind_unix
+from trivium_native.wire import frames
+from trivium_native.wire.frames import encode_frame
 
 CONNECT = b"\x10\x10\x00\x04MQTT\x04\x02\x00\x3c\x00\x04test"
 CONNACK = b"\x20\x02\x00\x00"
@@ -153,6 +158,63 @@ async def test_the_file_of_a_broker_that_took_the_place_is_not_removed(tmp_path:
 
 
 # Anonymous access
+
+
+#: What a client of each protocol says first, and how the answer begins.
+GREETINGS = {
+    "mqtt": (CONNECT, rb"\x20\x02\x00\x00"),
+    "amqp": (b"AMQP\0\0\x09\x01", rb"\x01\x00\x00....\x00\x0a\x00\x0a"),
+    "native": (
+        encode_frame(frames.HELLO, 9, msgpack.packb({"protocol": "trivium", "version": 1})),
+        rb"....\x01\x09",
+    ),
+    "http": (b"GET /metrics HTTP/1.0\r\n\r\n", rb"HTTP/1\.. 200 "),
+}
+
+
+@pytest.mark.parametrize("protocol", GREETINGS)
+async def test_port_0_is_a_free_port_of_the_listener_alone(protocol: str) -> None:
+    names = ("one", "two")
+    listeners = [
+        ListenerConfig(protocol=protocol, address="localhost:0", name=name) for name in names
+    ]
+    async with Broker(config(*listeners)) as broker:
+        ports = [int(broker.listeners[name].rpartition(":")[2]) for name in names]
+        assert 0 not in ports
+        assert len(set(ports)) == 2
+        said, answer = GREETINGS[protocol]
+        for port in ports:
+            for host in ("127.0.0.1", "::1"):
+                reader, writer = await asyncio.open_connection(host, port)
+                writer.write(said)
+                answered = await reader.read(64)
+                assert re.match(answer, answered, re.DOTALL), (host, port, answered)
+                writer.close()
+    for port in ports:
+        with pytest.raises(ConnectionRefusedError):
+            await asyncio.open_connection("127.0.0.1", port)
+
+
+async def test_a_port_that_somebody_has_on_the_other_address_is_not_taken_for_port_0(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    create = socket.create_server
+    tried: list[tuple[str, int]] = []
+
+    def create_server(address: tuple[str, int], **more: Any) -> socket.socket:
+        tried.append(address)
+        if len(tried) == 2:
+            raise OSError(errno.EADDRINUSE, "Address already in use")
+        return create(address, **more)
+
+    monkeypatch.setattr("trivium.runtime.listeners.socket.create_server", create_server)
+    async with Broker(config(mqtt("localhost:0"))) as broker:
+        port = int(broker.listeners["mqtt"].rpartition(":")[2])
+        assert [host for host, _ in tried] == ["127.0.0.1", "::1"] * 2
+        assert tried[0][1] == tried[2][1] == 0
+        assert tried[3][1] == port
+        _, writer = await asyncio.open_connection("::1", port)
+        writer.close()
 
 
 async def test_each_listener_has_its_own_anonymous_access() -> None:

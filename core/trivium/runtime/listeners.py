@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import resource
 import socket
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from ipaddress import ip_network
@@ -43,6 +44,9 @@ REFRESH_TICKS: Final = 5
 
 #: Connections that the kernel keeps for us while a turn lasts.
 BACKLOG: Final = 1024
+
+#: Free ports that are looked at for one that is free on each address of a listener.
+PORTS_TRIED: Final = 16
 
 #: File descriptors that connections leave to storage and HTTP, and to those that the kernel hands
 #: over in one turn before they can be refused; of a process with few, half.
@@ -308,23 +312,38 @@ class Listeners:
             self._broker.listeners[name] = config.address
             return [bound]
         listen = config.listen
-        port = listen.port
-        sockets: list[socket.socket] = []
-        for host in listen.hosts:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            try:
-                sockets.append(socket.create_server((host, port), family=family, backlog=BACKLOG))
-            except OSError as error:
-                # "localhost" asks for ::1 too, which a machine without IPv6 does not have.
-                if sockets:
-                    logger.info("%s does not listen on %s: %s", name, host, error)
-                    continue
+        for left in range(PORTS_TRIED - 1, -1, -1):
+            sockets = _bind_port(name, listen.hosts, listen.port, left > 0)
+            if sockets:
+                break
+        port = sockets[0].getsockname()[1]
+        self._broker.listeners[name] = join_address(listen.hosts[0], port)
+        return sockets
+
+
+def _bind_port(name: str, hosts: Sequence[str], port: int, may_try: bool) -> list[socket.socket]:
+    """Sockets for these addresses, on the same port. None where any port will do, somebody has the
+    one that was found on another of the addresses, and others ``may`` be tried."""
+    is_any = port == 0
+    sockets: list[socket.socket] = []
+    for host in hosts:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        try:
+            sockets.append(socket.create_server((host, port), family=family, backlog=BACKLOG))
+        except OSError as error:
+            if not sockets:
                 raise TriviumError(
                     f"{name} cannot listen on {join_address(host, port)}: {error.strerror}"
                 ) from None
-            port = sockets[-1].getsockname()[1]
-        self._broker.listeners[name] = join_address(listen.hosts[0], port)
-        return sockets
+            if is_any and may_try and error.errno == errno.EADDRINUSE:
+                for each in sockets:
+                    each.close()
+                return []
+            # "localhost" asks for ::1 too, which a machine without IPv6 does not have.
+            logger.info("%s does not listen on %s: %s", name, host, error)
+            continue
+        port = sockets[-1].getsockname()[1]
+    return sockets
 
 
 def connection_limit(configured: int) -> int:
