@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.support.rest import serve
 from tests.support.server import Server
 from tests.support.simulated import Host
 from trivium.listen import ListenerConfig
@@ -14,6 +16,7 @@ from trivium.management import listing
 from trivium.management.calls import Call
 from trivium.management.endpoints import Endpoint
 from trivium.management.listing import Listing, chosen, columns_of, only_columns
+from trivium.management.rest.queues import VALUES
 from trivium.management.state import ManagementState
 from trivium.observability.api import ApiAnswer, ApiRefused, ApiRequest
 from trivium.security.identity import Identity
@@ -229,3 +232,30 @@ def test_what_has_gone_meanwhile_is_left_out() -> None:
         lambda name: (name,),
     ).answer()
     assert names_of(json.loads(b"".join(found.parts or ()))) == ["<script>", "a.x", "b", "ü"]
+
+
+async def test_queues_are_sorted_by_what_is_shown_of_them(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        vhost = site.broker.vhost("/")
+        for number in range(4):
+            arguments: Any = {"x-queue-type": "quorum"} if number % 2 else {}
+            vhost.declare_queue(f"q{number}", durable=True, arguments=arguments)
+        for count, name in ((3, "q0"), (1, "q2"), (2, "q3")):
+            messages = [{"key": name, "payload": "x" * 9 * count}] * count
+            path = "vhosts/%2F/exchanges/amq.default/messages"
+            assert (await site.ask("POST", path, json={"messages": messages}))[0] == 202
+        body = {"pattern": "^q[12]$", "definition": {"max-length": 9}, "apply_to": "queues"}
+        assert (await site.ask("PUT", "vhosts/%2F/policies/p", json=body))[0] in (201, 204)
+        queue = vhost.queue("q0")
+        assert queue.get() is not None
+        for field, value in VALUES.items():
+            status, found = await site.ask("GET", f"queues?sort={field}")
+            assert status == 200
+            shown = []
+            for item in found["items"]:
+                at: Any = item
+                for name in field.split("."):
+                    at = at[name]
+                assert value((vhost, vhost.queue(item["name"]))) == at, field
+                shown.append((at is not None, at if at is not None else 0))
+            assert shown == sorted(shown), field

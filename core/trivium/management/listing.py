@@ -99,6 +99,8 @@ class Listing(Generic[Item]):
     ``describe`` says None it is left out.
 
     ``in_order`` knows the items in this order without looking at each: it serves pages of all.
+    ``values`` has what ``describe`` would say of an item in some fields, for lists of very many
+    that are sorted by them.
     """
 
     def __init__(
@@ -110,6 +112,7 @@ class Listing(Generic[Item]):
         admits: Callable[[Item], bool] | None = None,
         is_paged: bool = False,
         in_order: Callable[[], Generator[None, None, InOrder[Item]]] | None = None,
+        values: Mapping[str, Callable[[Item], object]] | None = None,
     ) -> None:
         query = call.request.query
         self._is_paged = is_paged
@@ -125,6 +128,7 @@ class Listing(Generic[Item]):
         self._sort = query.get("sort", "")
         self._is_reversed = query.get("sort_reverse") == "true"
         self._in_order = in_order
+        self._value = None if values is None else values.get(self._sort)
         self._slices = Slices()
         self._total = 0
 
@@ -210,6 +214,8 @@ class Listing(Generic[Item]):
             key: _Key = order
             if self._sort == "name":
                 key = (order[-1], *order)
+            elif self._value is not None:
+                key = (*_rank(self._value(item)), *order)
             elif not is_plain:
                 key = (*_rank(_at(self._describe(item) or {}, self._sort)), *order)
             yield key, self._total, item

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, TypeVar
 
@@ -219,11 +219,12 @@ def listed(
     order: Callable[[Item], tuple[str, ...]],
     admits: Callable[[Item], bool] | None = None,
     in_order: Callable[[], Generator[None, None, InOrder[Item]]] | None = None,
+    values: Mapping[str, Callable[[Item], object]] | None = None,
 ) -> ApiAnswer:
-    """A page of a list. Where ``view`` says None an item is gone."""
+    """A page of a list. Where ``view`` says None an item is gone. ``values``: see ``Listing``."""
 
     def describe(item: Item) -> dict[str, object] | None:
         found = view(item)
         return None if found is None else shown_model(found)
 
-    return Listing(call, items, describe, order, admits, True, in_order).answer()
+    return Listing(call, items, describe, order, admits, True, in_order, values).answer()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Annotated, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from trivium.errors import NotFound
 from trivium.management.endpoints import ENTERED
@@ -23,8 +23,10 @@ from trivium.management.topology import declare_queue, delete_queue, purge_queue
 from trivium.management.values import shown_table
 from trivium.management.views import view_queue
 from trivium.observability.api import ApiAnswer
+from trivium.queues.arguments import CLASSIC, queue_type
 from trivium.queues.queue import Queue as CoreQueue
 from trivium.runtime.adapter import connection_name
+from trivium.vhost.policies import kind_of
 from trivium.vhost.totals import totals_of
 
 if TYPE_CHECKING:
@@ -147,6 +149,20 @@ def _view(call: Call, item: _Item) -> Queue | None:
     )
 
 
+#: Fields that lists of very many queues are sorted by.
+VALUES: Final[Mapping[str, Callable[[Any], object]]] = {
+    "type": lambda item: queue_type(item[1].arguments) or CLASSIC,
+    "durable": lambda item: item[1].durable,
+    "policy": lambda item: item[0].policies.in_force(item[1].name, kind_of(item[1].arguments)).name,
+    "ready": lambda item: len(item[1]),
+    "ready_bytes": lambda item: item[1].ready.bytes,
+    "unsettled": lambda item: item[1].unsettled,
+    "consumers": lambda item: item[1].consumers.present(),
+    "counters.published": lambda item: totals_of(item[1]).published,
+    "counters.delivered": lambda item: totals_of(item[1]).delivered,
+}
+
+
 def list_all(call: Call) -> ApiAnswer:
     """Those that the caller may see."""
     return listed(
@@ -155,6 +171,7 @@ def list_all(call: Call) -> ApiAnswer:
         lambda item: _view(call, item),
         lambda item: (item[0].name, item[1].name),
         in_order=lambda: in_order(call, has_streams=False),
+        values=VALUES,
     )
 
 
