@@ -18,6 +18,7 @@ from tests.support.simulated import Host
 from trivium.config import EVERYTHING, Config, UserConfig
 from trivium.messages.message import PROTOCOL_NEUTRAL, Message, Properties, codec_of
 from trivium.messages.neutral import encode_neutral
+from trivium.messages.tracing import UNSAMPLED as NOT_SAMPLED
 from trivium.messages.tracing import Tracer, parse_traceparent
 from trivium.observability.otlp import encode_request
 from trivium.runtime import tracing
@@ -271,7 +272,7 @@ def test_those_of_a_run_that_are_not_followed_are_not_looked_at_again(
     asked: list[bool] = []
 
     def has(message: Message) -> bool:
-        asked.append(message.traced == tracing.UNSAMPLED)
+        asked.append(message.traced == NOT_SAMPLED)
         return Tracer.has(tracer, message)
 
     monkeypatch.setattr(tracer, "has", has)
