@@ -349,6 +349,8 @@ _STREAM: Final[tuple[tuple[str, dict[str, Any]], ...]] = (
     ("initial-cluster-size text", {"x-initial-cluster-size": "1"}),
     ("filter-size-bytes", {"x-stream-filter-size-bytes": 32}),
     ("unknown", {"x-unknown": 1}),
+    ("partitions", {"x-partitions": 3}),
+    ("partitions text", {"x-partitions": "3"}),
 )
 
 _ARGUMENTS: Final = (
@@ -373,6 +375,7 @@ _ARGUMENTS: Final = (
     Case("stream as classic", (typed("stream"), durable())),
     Case("classic as stream", (durable(), typed("stream"))),
     Case("stream as quorum", (typed("stream"), typed("quorum"))),
+    Case("stream of fewer partitions", (typed("stream", {"x-partitions": 3}), typed("stream"))),
 )
 
 #: Arguments with which a queue is declared, and those with which it is declared again.

@@ -185,6 +185,48 @@ def test_queue_redeclare_with_other_arguments_is_406(
     )
 
 
+def test_a_stream_has_the_partitions_that_it_is_declared_with(server: Server) -> None:
+    client = server.open()
+    several = {"x-queue-type": "stream", "x-partitions": 3, "x-max-age": "1h"}
+    for _ in range(2):
+        client.declare("s", durable=True, arguments=several)
+    client.declare("one", durable=True, arguments={"x-queue-type": "stream", "x-partitions": 1})
+    client.declare("one", durable=True, arguments={"x-queue-type": "stream"})
+    streams = server.vhost.streams
+    assert [len(streams[name].partitions) for name in ("s", "one")] == [3, 1]
+    assert "x-partitions" not in streams["s"].arguments
+    for other, received in (({**several, "x-partitions": 4}, 4), ({"x-queue-type": "stream"}, 1)):
+        channel = server.open()
+        closed = channel.ask(Queue.Declare(queue="s", durable=True, arguments=other))
+        assert_channel_closed(
+            closed,
+            406,
+            "PRECONDITION_FAILED - inequivalent arg 'x-partitions' for queue 's' in vhost '/':"
+            f" received '{received}' but current is '3'",
+        )
+
+
+@pytest.mark.parametrize(
+    ("partitions", "text"),
+    [
+        (0, "0 is not in 1..1024"),
+        (1025, "1025 is not in 1..1024"),
+        ("3", "expected integer, got longstr"),
+        (True, "expected integer, got bool"),
+    ],
+)
+def test_a_number_of_partitions_that_cannot_be_is_406(
+    server: Server, partitions: Any, text: str
+) -> None:
+    arguments = {"x-queue-type": "stream", "x-partitions": partitions}
+    closed = server.open().ask(Queue.Declare(queue="s", durable=True, arguments=arguments))
+    assert isinstance(closed, Channel.Close)
+    assert closed.reply_code == 406
+    assert closed.reply_text.startswith("PRECONDITION_FAILED - invalid arg 'x-partitions'")
+    assert text in closed.reply_text
+    assert not server.vhost.streams
+
+
 @pytest.mark.parametrize("flags", [{"durable": False}, {"auto_delete": True}])
 def test_stream_redeclare_with_other_properties_is_406(
     client: Client, flags: dict[str, bool]

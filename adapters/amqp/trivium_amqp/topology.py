@@ -18,6 +18,7 @@ from trivium.routing.exchanges import (
 )
 from trivium.runtime.adapter import declarer_of
 from trivium.security.permissions import CONFIGURE, MADE_UP, READ, WRITE
+from trivium.streams.stream import take_partitions
 from trivium.vhost.settings import with_default_type
 from trivium_amqp.basic import REPLY_TO, resolve_name, resolve_queue
 from trivium_amqp.codec import methods
@@ -154,13 +155,15 @@ def _declare_stream(channel: Channel, arguments: list[Any]) -> None:
     vhost = channel.vhost
     channel.access.require(CONFIGURE, "queue", name)
     vhost.require_stream(name, durable, exclusive, auto_delete)
+    options = dict(options)
+    partitions = take_partitions(options, f"queue '{name}' in vhost '{vhost.name}'")
     if name not in vhost.streams and LENGTH in options:
         # Ours could count records, but a client of RabbitMQ's streams means messages of a queue.
         raise ChannelException(
             PRECONDITION_FAILED,
             unfit_argument(LENGTH, f"queue '{name}' in vhost '{vhost.name}'", STREAM),
         )
-    stream = vhost.declare_stream(name, 1, options, "queue")
+    stream = vhost.declare_stream(name, partitions, options, "queue")
     channel.last_queue = name
     write_batch = _write_batch_of(channel, True, QUEUE, name)
     _answer(channel, nowait, write_batch, methods.QUEUE_DECLARE_OK, name, stream.record_count, 0)

@@ -7,11 +7,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from trivium.common.quotas import USER, Account
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed
-from trivium.queues.arguments import QUEUE_TYPE, STREAM, check_number
+from trivium.queues.arguments import QUEUE_TYPE, STREAM
 from trivium.routing.exchanges import (
     Binding,
     Declarer,
@@ -19,7 +19,7 @@ from trivium.routing.exchanges import (
     valid_headers_match,
 )
 from trivium.security.permissions import CONFIGURE, READ, WRITE, Access
-from trivium.streams.stream import MAX_PARTITIONS
+from trivium.streams.stream import take_partitions
 from trivium.vhost.settings import with_default_type
 
 if TYPE_CHECKING:
@@ -27,10 +27,6 @@ if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
     from trivium.security.identity import Identity
     from trivium.vhost.virtual_host import VirtualHost
-
-#: The argument that says how many partitions a stream has where it is declared as a queue.
-#: RabbitMQ, whose streams have one, ignores it.
-PARTITIONS: Final = "x-partitions"
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +68,7 @@ def declare_queue(
         by.access.require_declaration("queue", name, is_new, wanted)
     if wanted.get(QUEUE_TYPE) == STREAM and name not in vhost.queues:
         vhost.require_stream(name, durable, False, auto_delete)
-        partitions = wanted.pop(PARTITIONS, 1)
-        what = f"arg '{PARTITIONS}' for queue '{name}' in vhost '{vhost.name}'"
-        check_number(partitions, (1, MAX_PARTITIONS), what)
-        assert isinstance(partitions, int)
+        partitions = take_partitions(wanted, f"queue '{name}' in vhost '{vhost.name}'")
         vhost.declare_stream(name, partitions, wanted, "queue")
     else:
         if not name:

@@ -21,13 +21,12 @@ from trivium.common.descriptions import (
     ConsumerDescription,
 )
 from trivium.errors import ConfigError
-from trivium.management.topology import PARTITIONS
 from trivium.queues.arguments import CLASSIC, QUEUE_TYPE, STREAM, queue_type
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import ExchangeDestination
 from trivium.runtime.adapter import Connection, connection_name
 from trivium.runtime.certificates import ends_at
-from trivium.streams.stream import Stream
+from trivium.streams.stream import PARTITIONS, Stream
 from trivium.vhost.policies import EXCHANGES, STREAMS, InForce, kind_of
 
 if TYPE_CHECKING:

@@ -26,6 +26,7 @@ from mypy_extensions import i64, mypyc_attr
 
 from trivium.common.turns import EndOfTurn
 from trivium.messages.message import HeaderValue, Message
+from trivium.queues.arguments import check_number
 from trivium.routing.exchanges import ACCEPTED, Destination
 from trivium.storage.base import DurabilityWaiter
 from trivium.streams.compaction import Compaction
@@ -48,6 +49,9 @@ if TYPE_CHECKING:
     from trivium.streams.namespace import StreamNamespace
 
 MAX_PARTITIONS: Final = 1024
+#: The argument that says how many partitions a stream has where it is declared as a queue.
+#: RabbitMQ (3.10), whose streams have one, ignores it.
+PARTITIONS: Final = "x-partitions"
 
 #: A turn's messages are cut into batches of about this size (1 MiB) or this many records, so that a
 #: reader with little memory need not take more at a time.
@@ -60,6 +64,15 @@ READ_BATCHES: Final = 1024
 #: Property headers whose columns are remembered, and the longest that is: publishers repeat them.
 MEMO_SIZE: Final = 256
 MEMO_HEADER_BYTES: Final = 1024
+
+
+def take_partitions(arguments: dict[str, HeaderValue], what: str) -> int:
+    """Take out of the arguments of a stream, which ``what`` names, how many partitions it is to
+    have. Raises PreconditionFailed."""
+    value = arguments.pop(PARTITIONS, 1)
+    check_number(value, (1, MAX_PARTITIONS), f"arg '{PARTITIONS}' for {what}")
+    assert isinstance(value, int)
+    return value
 
 
 def partition_of(key: bytes, partitions: int) -> int:

@@ -58,7 +58,7 @@ from trivium.routing.retained import RETAINING_EXCHANGE, RetainedMessages
 from trivium.storage.base import Log
 from trivium.streams.joining import RecoveredJoins
 from trivium.streams.namespace import StreamNamespace
-from trivium.streams.stream import MAX_PARTITIONS, Stream
+from trivium.streams.stream import MAX_PARTITIONS, PARTITIONS, Stream
 from trivium.vhost.bindings import Bindings
 from trivium.vhost.delays import QUEUE_NAME as DELAYED_QUEUE
 from trivium.vhost.delays import Delays
@@ -376,7 +376,8 @@ class VirtualHost(StreamNamespace):
         self._unknown.tell(what, wanted, KNOWN_ARGUMENTS | ARGUMENTS[STREAM].keys())
         known = self.streams.get(name)
         if known is not None:
-            require_same(what, [("partitions", len(known.partitions), partitions)])
+            field = PARTITIONS if term == "queue" else "partitions"
+            require_same(what, [(field, len(known.partitions), partitions)])
             # All of them have the same type, and it need not be named.
             require_same_arguments(
                 what, known.arguments, wanted, ARGUMENTS[STREAM].keys() - {QUEUE_TYPE}

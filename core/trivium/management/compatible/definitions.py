@@ -48,7 +48,6 @@ from trivium.management.limits import set_vhost_limits
 from trivium.management.listing import Slices, ordered
 from trivium.management.policies import OF_OPERATORS, USUAL, PolicyKind
 from trivium.management.topology import (
-    PARTITIONS,
     Operator,
     bind,
     declare_exchange,
@@ -59,6 +58,7 @@ from trivium.management.values import encode, flag_of, table_of, text_of
 from trivium.observability.api import ApiAnswer
 from trivium.queues.arguments import QUEUE_RULES
 from trivium.streams.settings import STREAM_RULES
+from trivium.streams.stream import PARTITIONS
 
 if TYPE_CHECKING:
     from trivium.routing.exchanges import Declarer
