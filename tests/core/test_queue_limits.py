@@ -556,17 +556,56 @@ def test_messages_behind_many_delayed_ones_are_found_after_a_restart() -> None:
     assert consumer.payloads == [b"now"]
 
 
-def test_bytes_of_recovered_messages_count_once_they_are_read() -> None:
+def test_bytes_of_recovered_messages_count_before_they_are_read() -> None:
     storage = HeldStorage()
     queue = declare(open_vhost(storage), max_length_bytes=10)
     put(queue, b"12345")
-    again = open_vhost(storage).queues["q"]
+    vhost = open_vhost(storage)
+    again = vhost.queues["q"]
+    assert again.ready.bytes == vhost.queued_bytes == 5
     held = again.get()
     assert held is not None
-    assert again.ready.bytes == 0
+    assert again.ready.bytes == vhost.queued_bytes == 0
     again.requeue(held)
     put(again, b"123456")
     assert drain(again) == [b"123456"]
+    assert again.ready.bytes == vhost.queued_bytes == 0
+
+
+def test_recovered_messages_beyond_the_limit_of_bytes_go_before_any_is_read() -> None:
+    storage = HeldStorage()
+    queue = declare(open_vhost(storage), max_length_bytes=10)
+    put(queue, b"12345")
+    put(queue, b"6789")
+    again = open_vhost(storage).queues["q"]
+    put(again, b"ab")
+    assert drain(again) == [b"6789", b"ab"]
+
+
+def test_bytes_of_recovered_messages_that_wait_do_not_count() -> None:
+    storage = HeldStorage()
+    vhost = open_vhost(storage)
+    queue = declare(vhost)
+    put(queue, b"later", deliver_at=broker_of(vhost).now_ms + 3_600_000)
+    put(queue, b"now")
+    again = open_vhost(storage)
+    queue = again.queues["q"]
+    assert queue.ready.bytes == 3
+    assert drain(queue) == [b"now"]
+    assert queue.ready.bytes == again.queued_bytes == 0
+
+
+def test_purge_of_recovered_messages_leaves_no_bytes() -> None:
+    storage = HeldStorage()
+    queue = declare(open_vhost(storage), max_priority=2)
+    put(queue, b"12345")
+    put(queue, b"678", priority=2)
+    vhost = open_vhost(storage)
+    again = vhost.queues["q"]
+    assert again.ready.bytes == vhost.queued_bytes == 8
+    again.purge()
+    assert again.ready.bytes == vhost.queued_bytes == 0
+    assert drain(again) == []
 
 
 def test_purge_takes_delayed_messages_too(vhost: VirtualHost) -> None:

@@ -376,6 +376,28 @@ def _is_headed_alike(message: Message, like: Message) -> bool:
     )
 
 
+def payload_bytes_of(records: list[bytes | None]) -> int:
+    """The payloads of ``Message.record()`` of some messages that are there, together; of one that
+    is not to be delivered yet nothing counts."""
+    total: i64 = 0
+    for record in records:
+        if record is None:
+            continue
+        size: i64 = len(record)
+        if size < _FIXED_SIZE or record[0] & _DELAYED:
+            continue
+        at: i64 = _FIXED_SIZE + (i64(read_i16_le(record, 20)) & 0xFFFF)
+        at += i64(read_i32_le(record, 22)) & 0xFFFF_FFFF
+        if record[0] & _ANNOTATED:
+            if size < at + 4:
+                continue
+            at += 4 + (i64(read_i32_le(record, at)) & 0xFFFF_FFFF)
+        at += i64(read_i32_le(record, 26)) & 0xFFFF_FFFF
+        if at < size:
+            total += size - at
+    return total
+
+
 def decode_record(record: bytes) -> Message:
     """Rebuild a message from ``Message.record()``. Raises RecordError when it is damaged."""
     size: i64 = len(record)

@@ -38,7 +38,8 @@ class ReadyEntries:
         ]
         self.lowest: SubQueue = self.sub_queues[0]
         #: bytes of payload
-        self.bytes = 0
+        self.bytes = sum([each.unread for each in self.sub_queues])
+        queue.vhost.queued_bytes += self.bytes
         #: what is next has expired, and the turn is to give up no more
         self.is_late = False
         self._waiters = _NO_WAITERS

@@ -15,10 +15,16 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import i64, mypyc_attr
 
-from trivium.messages.message import EXACTLY_ONCE, Message, decode_record, records_of
+from trivium.messages.message import (
+    EXACTLY_ONCE,
+    Message,
+    decode_record,
+    payload_bytes_of,
+    records_of,
+)
 from trivium.queues.requeues import forget_requeues, restore_requeues
 from trivium.queues.waiting import waiting_of
-from trivium.storage.base import Log, Storage
+from trivium.storage.base import Log, Storage, Weigher
 
 if TYPE_CHECKING:
     from trivium.queues.consumers import Consumer
@@ -70,6 +76,16 @@ _NONE_REQUEUED: Final[list[tuple[int, QueueEntry]]] = []
 _NONE_SETTLED: Final[list[tuple[int, int]]] = []
 
 
+class _PayloadWeigher(Weigher):
+    """Weighs messages by their payloads."""
+
+    def weigh(self, records: list[bytes | None]) -> int:
+        return payload_bytes_of(records)
+
+
+_WEIGHER: Final = _PayloadWeigher()
+
+
 def _offset_of(entry: QueueEntry) -> int:
     return entry.offset
 
@@ -104,12 +120,16 @@ class SubQueue:
         self._settled = _NONE_SETTLED
         self._settled_from: i64 = 0
         self._settled_to: i64 = 0
-        # Entries below this offset were there from the start; their bytes are counted when they
-        # are read, since before that nobody knows them.
+        # Entries below this offset were there from the start.
         self._recovered_to = 0 if log is None else log.next_offset
-        if log is not None and len(log) > 0:
-            self._spill_from = log.first_offset
-            self._spilled = len(log)
+        #: bytes of payload of those that were not read yet: about, see ``Log.weight``
+        self.unread = 0
+        if log is not None:
+            log.weigher = _WEIGHER
+            if len(log) > 0:
+                self._spill_from = log.first_offset
+                self._spilled = len(log)
+                self.unread = log.weight()
 
     def __len__(self) -> int:
         """Entries that are ready, whether in the cache or in the log."""
@@ -274,8 +294,12 @@ class SubQueue:
                 # Its write batch is not known any more; the one waited for last is as late as it
                 # can be.
                 entry.write_batch = 0 if queue.pending is None else queue.pending.write_batch
+            is_recovered = offset < self._recovered_to
+            if self.unread:
+                # Until now it was counted as a part of them all.
+                self._count_read(entry.message.size if is_recovered else self.unread)
             until = 0
-            if offset < self._recovered_to and queue.requeues is not None:
+            if is_recovered and queue.requeues is not None:
                 until = restore_requeues(entry, queue.requeues)
             if entry.message.deliver_at and waiting_of(queue).delay(entry):
                 pass
@@ -285,17 +309,27 @@ class SubQueue:
                 waiting_of(queue).postpone_until(entry, until)
             else:
                 self._append_cached(entry)
-                if offset < self._recovered_to:
+                if is_recovered:
                     queue.ready.bytes += entry.message.size
                     queue.vhost.queued_bytes += entry.message.size
             self._spill_from = offset + 1
             self._spilled -= 1
         if not records:
+            self._count_read(self.unread)
             self._spill_from = -1
             self._spilled = 0
             while self._transient:
                 self._append_cached(self._transient.popleft())
         return True
+
+    def _count_read(self, size: int) -> None:
+        """So many of the unread bytes are not ready as such any more."""
+        queue = self._queue
+        assert queue is not None
+        size = min(size, self.unread)
+        self.unread -= size
+        queue.ready.bytes -= size
+        queue.vhost.queued_bytes -= size
 
     def _append_cached(self, entry: QueueEntry) -> None:
         ready = self._ready
@@ -368,6 +402,7 @@ class SubQueue:
 
     def forget(self) -> None:
         """Drop what is in memory."""
+        self.unread = 0
         self._ready = self._transient = _NO_ENTRIES
         self._ready_bytes = 0
         self._requeued = _NONE_REQUEUED

@@ -63,6 +63,15 @@ class LogOwner:
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
+class Weigher:
+    """Says what records of a log weigh, whatever that is to its user."""
+
+    def weigh(self, records: list[bytes | None]) -> int:
+        """What these weigh together; None stands for one that is not there."""
+        raise NotImplementedError
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Log:
     """Records addressed by offset.
 
@@ -81,6 +90,8 @@ class Log:
     recovered_offset: int
     #: told before records are fixed; None when nobody joins any
     owner: LogOwner | None = None
+    #: by what ``weight`` goes; None: it is not kept
+    weigher: Weigher | None = None
 
     def append(self, record: bytes, count: int = 1, annotation: bytes = b"") -> int:
         """Append to the current write batch; the offset of the first of its ``count`` offsets.
@@ -148,6 +159,14 @@ class Log:
     def load(self, offset: int, max_bytes: int, ready: Callable[[], None]) -> None:
         """Bring records from ``offset`` on into memory; ``ready`` is called in a later turn."""
         raise NotImplementedError
+
+    def weight(self) -> int:
+        """What the records that are kept weigh together, without reading any.
+
+        It is an estimate where records were removed since the last checkpoint, and too little by
+        those of which it was never known.
+        """
+        return 0
 
     def __len__(self) -> int:
         """Number of records that are kept (stored and not removed)."""

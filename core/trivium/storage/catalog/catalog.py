@@ -48,6 +48,11 @@ SEALED_SCHEMA: Final = (
     " salt BLOB NOT NULL, number INTEGER NOT NULL, value BLOB NOT NULL, checksum INTEGER NOT NULL,"
     " PRIMARY KEY (key_table, key)) WITHOUT ROWID"
 )
+#: Beside ``chunk``: catalogs of versions before do not have it.
+WEIGHT_SCHEMA: Final = (
+    "CREATE TABLE weight (log INTEGER, first INTEGER, weight INTEGER NOT NULL,"
+    " records INTEGER NOT NULL, checksum INTEGER NOT NULL, PRIMARY KEY (log, first)) WITHOUT ROWID"
+)
 #: Rows that are freed between two looks at the clock.
 _FREED_AT_ONCE: Final = 500
 #: Values that one statement takes, in every build of SQLite. The interpreter's lock is given up for
@@ -65,8 +70,8 @@ _NUMBERS: Final = (
     " WHERE number IS NOT NULL) SELECT number FROM each WHERE number IS NOT NULL"
 )
 
-#: the last of them where rows are encrypted
-TABLES: Final = ("position", "log", "chunk", "key_table", "key_value", "sealed_value")
+#: the last two where there is anything in them
+TABLES: Final = ("position", "log", "chunk", "key_table", "key_value", "weight", "sealed_value")
 #: the columns that name a row of a table
 _NAME: Final = ("key_table", "key")
 _CONTEXT: Final = b"trivium catalog"
@@ -127,8 +132,8 @@ def _is_chunk_right(row: tuple[Any, ...]) -> bool:
         return False
 
 
-def _has_sealed(connection: sqlite3.Connection) -> bool:
-    found = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = 'sealed_value'")
+def _has(connection: sqlite3.Connection, table: str) -> bool:
+    found = connection.execute("SELECT count(*) FROM sqlite_master WHERE name = ?", (table,))
     return bool(found.fetchone()[0])
 
 
@@ -276,6 +281,7 @@ class Catalog:
             self._load_positions,
             self._load_logs,
             self._load_chunks,
+            self._load_weights,
             self._load_tables,
             self._load_sealed,
         ):
@@ -350,6 +356,16 @@ class Catalog:
             except StorageDamaged as damage:
                 self._damaged(damage)
 
+    def _load_weights(self, recovered: Recovered, segments: Segments) -> None:
+        if not _has(self._connection, "weight"):
+            return
+        for row in self._rows("weight", "log, first"):
+            if not self._check(row[:-1], row[-1]):
+                continue
+            log = recovered.logs.get(row[0])
+            if log is not None:
+                log.restore_weight(*row[1:4])
+
     def _load_tables(self, recovered: Recovered, segments: Segments) -> None:
         tables = recovered.tables
         for number, name, checksum in self._rows("key_table", "number"):
@@ -392,7 +408,7 @@ class Catalog:
                     table.mark_changed(key)
 
     def _load_sealed(self, recovered: Recovered, segments: Segments) -> None:
-        if not _has_sealed(self._connection):
+        if not _has(self._connection, "sealed_value"):
             return
         ciphers: dict[tuple[bytes, bytes], FileCipher] = {}
         for row in self._rows("sealed_value", "key_table, key"):
@@ -432,8 +448,7 @@ class Catalog:
             # Another version of it would be in a directory of another format.
             if version != (VERSION if tables else 0):
                 return f"it says format {version}"
-            names = TABLES if tables else ()
-            for name in names if _has_sealed(self._connection) else names[:-1]:
+            for name in [name for name in TABLES if tables and _has(self._connection, name)]:
                 for row in execute(f"SELECT * FROM {name}"):  # noqa: S608
                     if not is_right(name, row):
                         return f"a row of {name} has a wrong checksum"
@@ -471,9 +486,18 @@ class Catalog:
             execute(f"PRAGMA user_version = {VERSION}")
         self._put("log", ((*row, checksum_of(row)) for row in changes.logs))
         self._put("chunk", ((*row, checksum_of(row)) for row in map(_chunk_row, changes.chunks)))
+        if not _has(self._connection, "weight"):
+            execute(WEIGHT_SCHEMA)
+        weights = (
+            (log, chunk.first, chunk.weight, chunk.weighed)
+            for log, chunk, *_ in changes.chunks
+            if chunk.weighed
+        )
+        self._put("weight", ((*row, checksum_of(row)) for row in weights))
         # Removals come last: what was looked at early may have been removed since.
-        self._delete("chunk", "log", "first", ((log, first) for log, first, _ in changes.dead))
-        self._delete_all("chunk", "log", changes.dropped)
+        for table in ("chunk", "weight"):
+            self._delete(table, "log", "first", ((log, first) for log, first, _ in changes.dead))
+            self._delete_all(table, "log", changes.dropped)
         self._delete_all("log", "number", changes.dropped)
         self._put("key_table", ((*row, checksum_of(row)) for row in changes.tables))
         self._write_rows(changes)
@@ -483,7 +507,7 @@ class Catalog:
         self._database.commit()
 
     def _write_rows(self, changes: CatalogChanges) -> None:
-        has_sealed = _has_sealed(self._connection)
+        has_sealed = _has(self._connection, "sealed_value")
         is_plain = self._keys.current == PLAIN
         if not is_plain and not has_sealed:
             self._connection.execute(SEALED_SCHEMA)

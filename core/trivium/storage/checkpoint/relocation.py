@@ -61,6 +61,10 @@ class Relocation:
         kept_records = [record for slot in kept if (record := records[slot]) is not None]
         image = ChunkImage(place.log, moved, kept_records, kept_annotations)
         moved.size = sum(map(len, image.records))
+        weigher = place.log.weigher
+        if weigher is not None:
+            moved.weight = weigher.weigh(list(kept_records))
+            moved.weighed = moved.live
         writer.write(image)
         moved.segment = image.segment
         moved.position = image.position

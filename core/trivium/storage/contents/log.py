@@ -128,6 +128,14 @@ class DiskLog(NumberedLog):
         if not self._is_changed:
             self._mark_changed()
 
+    def restore_weight(self, first: int, weight: int, weighed: int) -> None:
+        """What so many records of the chunk weigh that begins at ``first``, as a checkpoint wrote
+        it."""
+        index = self._chunk_ending_after(first)
+        if index < len(self._chunks) and self._chunks[index].first == first:
+            self._chunks[index].weight = weight
+            self._chunks[index].weighed = weighed
+
     def drop(self) -> None:
         """The log was removed from the storage: forget its records, write no change any more."""
         self.is_dropped = True
@@ -184,6 +192,8 @@ class DiskLog(NumberedLog):
             left -= COPY_COST if chunk.live == chunk.slots else chunk.slots
             chunk.pack()
             chunk.fix()
+            if self.weigher is not None:
+                chunk.weigh(self.weigher)
             if chunk is self._open:
                 self._open = None
             chunks.append(chunk)
@@ -217,6 +227,8 @@ class DiskLog(NumberedLog):
         self._changed_chunks = NO_CHUNKS
         for chunk in changed:
             chunk.changed = False
+            if self.weigher is not None:
+                chunk.weigh(self.weigher)
         return changed
 
     def count_changed(self) -> None:

@@ -17,7 +17,7 @@ from typing import Final
 
 from mypy_extensions import i64, mypyc_attr
 
-from trivium.storage.base import Log
+from trivium.storage.base import Log, Weigher
 
 CHUNK_RECORDS: Final = 512
 #: A chunk that has reached this size takes no further record: it bounds what one read of a segment
@@ -80,6 +80,9 @@ class Chunk:
         self.segment = 0
         self.position = 0
         self.length = 0
+        #: what so many of its records weigh together: those that it had when it was weighed
+        self.weight = 0
+        self.weighed = 0
         #: removals since the last checkpoint that wrote this chunk's state
         self.changed = False
         #: what its segment counts for it: see ``Segments.count``
@@ -258,6 +261,16 @@ class Chunk:
                     size += len(record)
             self.live_size = size
 
+    def weigh(self, weigher: Weigher) -> None:
+        """Find ``weight``: exactly if its records are in memory."""
+        records = self.records
+        if records is not None:
+            self.weight = weigher.weigh(records)
+            self.weighed = self.live
+        elif self.live < self.weighed:
+            self.weight = self.weight * self.live // self.weighed
+            self.weighed = self.live
+
     def oldest(self) -> int:
         """The offset of the oldest record not removed. There must be one."""
         while self.is_removed(self.head):
@@ -314,6 +327,8 @@ class Chunk:
         self.segment = other.segment
         self.position = other.position
         self.length = other.length
+        self.weight = other.weight
+        self.weighed = other.weighed
         self.measure()
 
     def pack(self) -> None:
@@ -601,6 +616,16 @@ class ChunkedLog(Log):
             if chunk.holds_after(offset):
                 return chunk if chunk.records is None else None
         return None
+
+    def weight(self) -> int:
+        weigher = self.weigher
+        if weigher is None:
+            return 0
+        weight = 0
+        for chunk in self._chunks:
+            chunk.weigh(weigher)
+            weight += chunk.weight
+        return weight
 
     def __len__(self) -> int:
         return self._count
