@@ -187,7 +187,7 @@ def test_queue_redeclare_with_other_arguments_is_406(
 
 def test_a_stream_has_the_partitions_that_it_is_declared_with(server: Server) -> None:
     client = server.open()
-    several = {"x-queue-type": "stream", "x-partitions": 3, "x-max-age": "1h"}
+    several: dict[str, Any] = {"x-queue-type": "stream", "x-partitions": 3, "x-max-age": "1h"}
     for _ in range(2):
         client.declare("s", durable=True, arguments=several)
     client.declare("one", durable=True, arguments={"x-queue-type": "stream", "x-partitions": 1})
