@@ -195,7 +195,11 @@ def test_a_stream_has_the_partitions_that_it_is_declared_with(server: Server) ->
     streams = server.vhost.streams
     assert [len(streams[name].partitions) for name in ("s", "one")] == [3, 1]
     assert "x-partitions" not in streams["s"].arguments
-    for other, received in (({**several, "x-partitions": 4}, 4), ({"x-queue-type": "stream"}, 1)):
+    others: list[tuple[dict[str, Any], int]] = [
+        ({**several, "x-partitions": 4}, 4),
+        ({"x-queue-type": "stream"}, 1),
+    ]
+    for other, received in others:
         channel = server.open()
         closed = channel.ask(Queue.Declare(queue="s", durable=True, arguments=other))
         assert_channel_closed(
