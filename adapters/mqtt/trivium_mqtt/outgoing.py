@@ -519,11 +519,6 @@ class Outgoing(Consumer):
         ):
             self._last_packet_id = packet_id
             return packet_id
-        packet_id = self._next_packet_id()
-        self._add(packet_id, entry)
-        return packet_id
-
-    def _next_packet_id(self) -> int:
         packet_id = self._last_packet_id
         while True:
             packet_id = packet_id + 1 if packet_id < 65_535 else 1
@@ -532,8 +527,10 @@ class Outgoing(Consumer):
                 and packet_id not in self._released
                 and (self._reserved is None or packet_id not in self._reserved)
             ):
-                self._last_packet_id = packet_id
-                return packet_id
+                break
+        self._last_packet_id = packet_id
+        self._add(packet_id, entry)
+        return packet_id
 
     def _take_assigned(self, offset: int, is_gone: bool) -> int:
         """The identifier that the message at ``offset`` had before a restart; 0 for none.
