@@ -458,3 +458,20 @@ def test_a_frame_in_small_pieces_is_put_together_once(size: int) -> None:
     data = encode_frame(16, 1, bytes(size))
     pieces = [data[at : at + 100] for at in range(0, len(data), 100)]
     assert calls(Pieces.take, lambda: cut(reader, pieces)) <= 3
+
+
+# The vectors as data
+
+
+def test_the_vectors_as_data_are_those_of_the_text() -> None:
+    assert vectors.frames() == vectors.told_frames()
+    assert vectors.properties() == vectors.told_properties()
+    assert vectors.record_batch() == vectors.told_record_batch()
+
+
+@pytest.mark.parametrize(("name", "kind", "correlation", "body"), vectors.meanings())
+def test_a_vector_says_what_its_frame_means(
+    name: str, kind: int, correlation: int, body: object
+) -> None:
+    frame = struct.pack("<BQ", kind, correlation) + msgpack.packb(body, use_bin_type=True)
+    assert vectors.frames()[name] == struct.pack("<I", len(frame)) + frame

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
+from typing import Any
 
 from trivium.messages.message import Properties
 
@@ -41,20 +43,62 @@ def block_bytes(block: str, batch: bytes = b"") -> bytes:
     return bytes(found)
 
 
+def _as_data() -> Any:
+    return json.loads((DOCUMENTS / "native-protocol-vectors.json").read_text())
+
+
+def frames() -> dict[str, bytes]:
+    """The frames by name."""
+    return {row["name"]: bytes.fromhex(row["frame"]) for row in _as_data()["frames"]}
+
+
+def meanings() -> list[tuple[str, int, int, object]]:
+    """Name, type, correlation id and msgpack body of the frames that have one."""
+    return [
+        (row["name"], row["type"], row["correlation"], _with_bytes(row["body"]))
+        for row in _as_data()["frames"]
+        if "body" in row
+    ]
+
+
+def _with_bytes(value: Any) -> Any:
+    """Bytes are written as an object with their hexadecimal digits."""
+    if isinstance(value, list):
+        return [_with_bytes(item) for item in value]
+    if isinstance(value, dict):
+        if set(value) == {"bytes"}:
+            return bytes.fromhex(value["bytes"])
+        return {name: _with_bytes(item) for name, item in value.items()}
+    return value
+
+
 def record_batch() -> bytes:
+    """The record batch."""
+    return bytes.fromhex(_as_data()["record_batch"])
+
+
+def properties() -> bytes:
+    """The properties."""
+    return bytes.fromhex(_as_data()["properties"])
+
+
+# The same in the text
+
+
+def told_record_batch() -> bytes:
     text = (DOCUMENTS / "record-batch.md").read_text()
     (block,) = re.findall(r"```record-batch\n(.*?)```", text, re.DOTALL)
     return block_bytes(block)
 
 
-def frames() -> dict[str, bytes]:
+def told_frames() -> dict[str, bytes]:
     text = (DOCUMENTS / "native-protocol.md").read_text()
     blocks = re.findall(r"```frame (\S+)\n(.*?)```", text, re.DOTALL)
-    batch = record_batch()
+    batch = told_record_batch()
     return {name: block_bytes(block, batch) for name, block in blocks}
 
 
-def properties() -> bytes:
+def told_properties() -> bytes:
     text = (DOCUMENTS / "native-protocol.md").read_text()
     (block,) = re.findall(r"```properties\n(.*?)```", text, re.DOTALL)
     return block_bytes(block)

@@ -301,7 +301,7 @@ class Joined:
     membership: Membership
     heartbeat: float
     assigned: list[AssignedPartition]
-    members: Sequence[str] = ()
+    members: list[str] = field(default_factory=list)
 
 
 @dataclass(frozen=True, slots=True)
