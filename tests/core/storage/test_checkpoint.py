@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import errno
+import gc
 import random
 import sqlite3
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from tests.core.storage.model import Recoveries, Scenario, assert_equal, assert_recovers
 from tests.support.simulated import Host, Operation, SimulatedDisk, full_database
 from trivium.storage.contents.changes import Changes
+from trivium.storage.contents.log import DiskLog
 from trivium.storage.contents.table import DiskTable
 from trivium.storage.errors import StorageDamaged, StorageFailed, StorageVersionMismatch
 from trivium.storage.journal.journal_files import FILE_HEADER_SIZE
@@ -879,6 +881,19 @@ def test_a_row_that_comes_and_goes_between_two_checkpoints_leaves_nothing_for_th
         table.delete(b"%d" % number)
     assert changes.tables == [table], "once, however often"
     assert table.take_changed() == (set(), set())
+
+
+def test_a_log_that_comes_and_goes_between_two_checkpoints_is_not_kept_for_them() -> None:
+    host = Host(checkpoint_size=1 << 20)
+    for number in range(10):
+        name = f"short-lived-{number}"
+        host.storage.log(name).append(b"record")
+        host.commit()
+        host.storage.drop_log(name)
+        host.commit()
+    gc.collect()
+    logs = [found.name for found in gc.get_objects() if type(found) is DiskLog]
+    assert not [name for name in logs if name.startswith("short-lived")]
 
 
 def test_a_row_that_the_catalog_has_is_looked_at_however_it_came_and_went_since() -> None:

@@ -125,8 +125,8 @@ class Checkpoint(Work):
         self._changes = CatalogChanges()
         logs: list[DiskLog] = []
         if takes_logs:
-            logs = contents.changes.logs
-            contents.changes.logs = []
+            logs = list(contents.changes.logs.values())
+            contents.changes.logs = {}
         self._logs = LogImages(logs, target.segments)
         self._rows = RowImages(backlog, most_rows)
         self._relocation = Relocation(target.segments)

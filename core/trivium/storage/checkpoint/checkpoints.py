@@ -176,7 +176,7 @@ class Checkpoints:
         if not is_idle or self._current is not None or self._tidied_batch == write_batch:
             return
         self._tidied_batch = write_batch
-        for log in changes.logs:
+        for log in changes.logs.values():
             log.count_changed()
         if self._target.segments.has_garbage(False):
             self.ask()

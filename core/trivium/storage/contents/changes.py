@@ -59,8 +59,8 @@ class Changes:
         self.size = 0
         #: the record that was added last, if ``APPEND_SAME`` may refer to it
         self.last: bytes | None = None
-        #: logs and tables with changes that no checkpoint holds, each once
-        self.logs: list[DiskLog] = []
+        #: logs and tables with changes that no checkpoint holds, each once; logs by their numbers
+        self.logs: dict[int, DiskLog] = {}
         self.tables: list[DiskTable] = []
         #: whether a checkpoint has taken rows of which the last is not in the catalog yet
         self.has_rows_under_way = False

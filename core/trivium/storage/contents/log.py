@@ -85,7 +85,7 @@ class DiskLog(NumberedLog):
     def _mark_changed(self) -> None:
         """Note that a checkpoint has something to write."""
         self._is_changed = True
-        self._changes.logs.append(self)
+        self._changes.logs[self.number] = self
 
     def record_skipped(self) -> None:
         """Before a clean stop: make the offsets that were given out without a record durable."""
@@ -147,6 +147,9 @@ class DiskLog(NumberedLog):
         self._chunks = NO_CHUNKS
         self._open = None
         self._removed(self._count)
+        # No checkpoint has anything to write of it: clients may make and remove many until then.
+        if self.number in self._changes.logs:
+            del self._changes.logs[self.number]
         # Whoever still holds the log may go on calling it, to no effect on the journal.
         self._changes = Changes()
 
