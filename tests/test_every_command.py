@@ -74,6 +74,9 @@ NODE = "trivium@localhost"
 async def names(broker: Running) -> Any:
     """There is one of each thing; what each argument is then."""
     place = ("--data", str(broker.data))
+    if main(["user", "show", "u", *place]) != EXIT_OK:
+        assert main(["user", "add", "u", "--password", "p", *place]) == EXIT_OK
+        assert main(["user", "add-key", "u", *place]) == EXIT_OK
     for words in (
         ("stream", "create", "s"),
         ("queue", "create", "q"),
@@ -89,9 +92,6 @@ async def names(broker: Running) -> Any:
         ("operator-policy", "set", "p", "^none$", '{"expires": 70000}'),
     ):
         assert main([*words, *place]) == EXIT_OK
-    if main(["user", "show", "u", *place]) != EXIT_OK:
-        assert main(["user", "add", "u", "--password", "p", *place]) == EXIT_OK
-        assert main(["user", "add-key", "u", *place]) == EXIT_OK
     found = {"stream": "s", "queue": "q", "exchange": "e", "group": "g", "vhost": "v", "user": "u"}
     found |= {"role": "r", "policy": "p", "node": NODE, "topic": "t", "client_id": "c"}
     port = int(broker.places["mqtt"].rpartition(":")[2])

@@ -31,6 +31,7 @@ from tests.support.server import Client
 from tests.support.simulated import Host
 from trivium.config import EVERYTHING, Config, JwtConfig, StorageConfig, UserConfig
 from trivium.security.identity import Identity
+from trivium.security.passwords import hash_password
 from trivium.security.permissions import CONFIGURE, READ, WRITE, Grants, grants_of
 from trivium_native.wire import frames
 
@@ -817,6 +818,7 @@ ORDERS: list[dict[str, Any]] = [
 def test_permissions_are_managed_by_administrators_only(order: dict[str, Any]) -> None:
     server = make_server()
     server.native("root").refused(frames.MANAGE_PERMISSIONS, **order)
+    server.broker.users.add("dan", hash_password(b"x"))
     client = server.administrator()
     if order["action"] == "delete-role":
         client.ask(frames.MANAGE_PERMISSIONS, action="set-role", name="r")
@@ -826,6 +828,7 @@ def test_permissions_are_managed_by_administrators_only(order: dict[str, Any]) -
 def test_what_commands_grant_outlives_a_crash() -> None:
     host = Host()
     server = Server(host=host)
+    server.broker.users.add("dan", hash_password(b"x"))
     client = server.administrator()
     for order in (ORDERS[0], ORDERS[3], ORDERS[6], ORDERS[9], ORDERS[11]):
         client.send(frames.MANAGE_PERMISSIONS, 9, order)

@@ -33,6 +33,7 @@ from trivium.common.quotas import (
 from trivium.config import EVERYTHING, Config, LimitsConfig, StorageConfig, UserConfig
 from trivium.listen import ListenerConfig
 from trivium.runtime.adapter import Connection as CoreConnection
+from trivium.security.passwords import hash_password
 from trivium_amqp.connection import AmqpConnection
 from trivium_mqtt.connection import MqttConnection
 from trivium_native.server.connection import NativeConnection
@@ -620,6 +621,7 @@ def test_a_client_that_waits_for_its_rate_is_not_taken_for_dead() -> None:
 
 def test_limits_that_commands_set_are_durable_and_hold_at_once() -> None:
     server = Server(host=Host())
+    server.broker.users.add("dan", hash_password(b"x"))
     client = server.administrator()
     orders: list[dict[str, Any]] = [
         {"action": "set-limits", "name": "dan", "limits": {"max-connections": 0}},

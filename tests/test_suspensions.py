@@ -35,6 +35,7 @@ from trivium.observability.audit import KINDS
 from trivium.routing.exchanges import Binding, Declarer
 from trivium.runtime import user_deletion
 from trivium.security.identity import ADMINISTRATOR, Identity
+from trivium.security.passwords import hash_password
 from trivium.security.permissions import CONFIGURE, READ, WRITE, grants_of
 from trivium.vhost import suspensions
 from trivium.vhost.policies import Policy
@@ -710,11 +711,12 @@ def test_a_user_of_the_table_inherits_nothing_of_one_of_the_configuration(way: W
     server = restarted(server)
     assert not comes_out(server, way)
     # Whoever is authenticated elsewhere has the name by what is granted to it.
-    grant(server, way.needs)
+    server.broker.permissions.set_user("dan", grants_of(EVERYTHING, {}, [], []))
+    server.broker.logins.permissions_changed("dan")
     assert comes_out(server, way)
     order = {"action": "add", "name": "dan", "password": b"p", "tags": []}
     server.administrator().send(frames.MANAGE_USERS, 5, order)
-    server.sync()
+    grant(server, way.needs)
     assert not comes_out(server, way)
     assert len(server.vhost.suspensions) == 1
     server = restarted(server)
@@ -992,6 +994,8 @@ def test_a_route_that_is_remembered_is_that_which_is_found_anew(
     vhost.declare_exchange("e", "topic", arguments={"alternate-exchange": "amq.fanout"})
     for name in ("q1", "q2"):
         vhost.declare_queue(name)
+    for user in USERS:
+        broker.users.add(user, hash_password(b"x"))
     declarers = broker.authentication.declarers
     bound_by: dict[tuple[str, str, bytes], set[str]] = {}
 

@@ -33,6 +33,7 @@ from trivium.runtime import vhost_deletion
 from trivium.runtime.adapter import Adapter
 from trivium.runtime.vhost_deletion import MAX_PER_TURN
 from trivium.security.identity import Identity
+from trivium.security.passwords import hash_password
 from trivium.security.permissions import READ, grants_of
 from trivium.vhost.policies import Policy
 from trivium.vhost.settings import VirtualHostSettings
@@ -94,6 +95,8 @@ def fill(server: Server, name: str = "farm", queues: int = 3) -> None:
     vhost.groups.commit("g", stream, committed)
     later = message(deliver_at=broker.now_ms + 3_600_000)
     vhost.publish(later, vhost.route(topic, b"t"))
+    if broker.users.find("ann") is None:
+        broker.users.add("ann", hash_password(b"x"))
     broker.authentication.granted.set(
         "user", "ann", grants_of({name: EVERYTHING["*"], "/": {"read": "^q$"}}, {}, [], [])
     )
