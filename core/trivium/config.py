@@ -444,8 +444,6 @@ class AuditConfig:
         for name in self.events:
             if name not in AUDIT_EVENTS:
                 raise ConfigError(f"events: {name!r} is not one of {', '.join(AUDIT_EVENTS)}")
-        if self.events and not self.file and not self.log:
-            raise ConfigError("events are written nowhere: there is neither a file nor log = true")
         if self.max_file_bytes < 0 or self.files < 1:
             raise ConfigError("max_file_bytes must not be negative, and files at least 1")
 

@@ -224,8 +224,6 @@ class ListenerConfig:
             )
         if self.mount_point and self.protocol != MOUNTED_PROTOCOL:
             raise ConfigError(f"mount_point is for the protocol {MOUNTED_PROTOCOL}")
-        if len(set(self.methods)) < len(self.methods):
-            raise ConfigError("methods: one is named twice")
         if self.owner and not self.is_unix:
             raise ConfigError("owner is for Unix sockets")
         if self.websocket_origins and not self.websocket:

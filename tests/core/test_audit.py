@@ -6,7 +6,7 @@ import base64
 import json
 import stat
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +15,7 @@ import aiohttp
 import pytest
 
 from trivium import Broker, Config
+from trivium.cli.configuration import load
 from trivium.config import AUDIT_EVENTS, EVERYTHING, AuditConfig, Listen, StorageConfig, UserConfig
 from trivium.errors import ConfigError
 from trivium.observability.audit import KINDS, MAX_OF_HOST, MAX_REFUSALS, MINUTE_MS, AuditLog
@@ -105,6 +106,19 @@ def test_different_refusals_are_bounded(tmp_path: Path) -> None:
     found = lines(file)
     assert len(found) == MAX_REFUSALS + 1
     assert found[-1]["refusals"] == 5
+
+
+@pytest.mark.parametrize("place", ["file", "log", ""])
+async def test_events_that_are_named_go_somewhere(tmp_path: Path, place: str) -> None:
+    text = "[listen]\nmqtt = 'off'\namqp = 'off'\nnative = 'off'\nhttp = 'off'\n"
+    text += "[storage]\nmode = 'memory'\n[audit]\nevents = ['logins']\n"
+    text += {"file": f"file = '{tmp_path / 'audit'}'", "log": "log = true", "": ""}[place]
+    (tmp_path / "trivium.toml").write_text(text)
+    config = load(tmp_path / "trivium.toml")
+    refusal = nullcontext() if place else pytest.raises(ConfigError, match="go nowhere")
+    with refusal:
+        async with Broker(config):
+            pass
 
 
 def test_a_kind_of_refusals_does_not_silence_another(tmp_path: Path) -> None:

@@ -44,7 +44,7 @@ BINDING = {"source": "e", "destination": "q", "key": "k"}
 OPERATIONS: list[tuple[str, str, str, Any, str]] = [
     ("PUT", "cluster-name", "", {"name": "c"}, "global-parameter.set"),
     *(
-        ("DELETE", path, path.format(node=NODE), None, "user.authentication.counts.deleted")
+        ("DELETE", path, path.format(node=NODE), None, "user.authentication.reset")
         for path in ("auth/attempts/{node}", "auth/attempts/{node}/source")
     ),
     ("PUT", "vhosts/{vhost}", "vhosts/farm", {}, "vhost.created"),

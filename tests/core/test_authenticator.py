@@ -247,7 +247,11 @@ def test_a_chain_asks_only_what_it_names(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("names", "reason"),
-    [(("magic",), "'magic' is not one of"), (("password-file",), "is not set up")],
+    [
+        (("magic",), "'magic' is not one of"),
+        (("password-file",), "is not set up"),
+        (("internal", "internal"), "twice"),
+    ],
 )
 def test_a_method_that_is_not_there_ends_the_start(names: tuple[str, ...], reason: str) -> None:
     with pytest.raises(ConfigError, match=reason):

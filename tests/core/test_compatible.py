@@ -9,6 +9,7 @@ import hashlib
 import itertools
 import json
 from collections.abc import AsyncIterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from urllib.parse import quote
@@ -18,9 +19,10 @@ import aiormq
 import pytest
 from yarl import URL
 
+from tests.support.authentication import MOSQUITTO_7
 from tests.support.core import message
 from tests.support.server import Server
-from trivium.config import Config, Listen, StorageConfig, UserConfig
+from trivium.config import AuthConfig, Config, Listen, StorageConfig, UserConfig
 from trivium.listen import ListenerConfig
 from trivium.management import listing
 from trivium.management.compatible import ENDPOINTS
@@ -678,6 +680,42 @@ async def test_users_of_the_configuration_are_not_changed() -> None:
             ("PUT", "permissions/%2F/none", {"configure": "", "write": "", "read": ""}),
         ):
             assert (await site.ask(method, path, body))[0] == 401, path
+
+
+async def test_who_is_in_a_password_file_is_granted_something_as_any_user_is(
+    tmp_path: Path,
+) -> None:
+    file = tmp_path / "users"
+    file.write_text(f"pfu:{MOSQUITTO_7}\n")
+    async with serve(auth=AuthConfig(password_files=(str(file),))) as site:
+        patterns = {"configure": "", "write": "a", "read": ".*"}
+        permission = {"user": "pfu", "vhost": "/", **patterns}
+        topic = {"exchange": "amq.topic", "write": "^a", "read": "b"}
+        limit = "user-limits/pfu/max-connections"
+        await site.put("permissions/%2F/pfu", patterns)
+        await site.put("topic-permissions/%2F/pfu", topic)
+        await site.put(limit, {"value": 3}, 204)
+        assert await site.get("permissions/%2F/pfu") == permission
+        assert await site.get("users/pfu/permissions") == [permission]
+        assert await site.get("user-limits/pfu") == [
+            {"user": "pfu", "value": {"max-connections": 3}}
+        ]
+        await site.delete(limit)
+        await site.delete("topic-permissions/%2F/pfu/amq.topic")
+        await site.delete("permissions/%2F/pfu")
+        assert await site.get("users/pfu/permissions") == []
+        for path, body in (("permissions/%2F/nobody", patterns), (limit, {"value": 3})):
+            path = path.replace("pfu", "nobody")
+            status, _ = await site.ask("PUT", path, body)
+            assert status in (400, 404), path
+
+
+async def test_the_name_of_the_broker_is_a_short_text() -> None:
+    async with serve() as site:
+        for value in ({"a": 1}, None, "", "x" * 256):
+            status, _ = await site.ask("PUT", "global-parameters/cluster_name", {"value": value})
+            assert status == 400, value
+        assert (await site.get("cluster-name"))["name"] == "trivium"
 
 
 async def test_who_does_not_watch_sees_its_own_limits_alone() -> None:

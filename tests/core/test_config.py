@@ -328,13 +328,11 @@ def test_a_listener_may_be_in_the_environment_alone() -> None:
             "tls={certificate='c',key='k',ca='a',client_certificates='off'}",
             "methods: 'certificate' needs tls with client certificates",
         ),
-        ("[[listeners]]\nprotocol='mqtt'\naddress='1'\nmethods=['jwt','jwt']", "is named twice"),
         ("[[listeners]]\nprotocol='mqtt'\naddress='1'\nowner='me'", "owner is for Unix sockets"),
         (
             "[[listeners]]\nprotocol='mqtt'\naddress='1'\nwebsocket_origins=['*']",
             "websocket_origins needs websocket",
         ),
-        ("[audit]\nevents = ['logins']", "events are written nowhere"),
         ("[[listeners]]\nanonymous='no'", "anonymous = 'no': not one of"),
         ("[[listeners]]\n[listeners.tls]\ncert='no'", "tls has no key 'cert'"),
         ("[[listeners]]\nmethods='no'", "methods = 'no'"),

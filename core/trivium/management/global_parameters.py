@@ -47,6 +47,11 @@ class GlobalParameters:
     def set(self, name: str, value: object) -> bool:
         """Set one; whether it is new. Raises BadRequest, PreconditionFailed, LimitExceeded."""
         check_value(value, name, MAX_DEPTH)
+        if name == CLUSTER_NAME and not (
+            isinstance(value, str) and 0 < len(value.encode()) <= MAX_NAME_BYTES
+        ):
+            # Every AMQP client is told it.
+            raise PreconditionFailed(f"the broker's name is a text of 1 to {MAX_NAME_BYTES} bytes")
         key, row = checked(name, "name").encode(), pack(value)
         if not 0 < len(key) <= MAX_NAME_BYTES:
             raise PreconditionFailed(f"a parameter's name has 1 to {MAX_NAME_BYTES} bytes")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trivium.errors import ConfigError
 from trivium.observability.api import ApiRequest
 from trivium.observability.audit import AuditLog
 from trivium.runtime.adapter import Connection
@@ -13,10 +14,13 @@ if TYPE_CHECKING:
 
 
 class Auditing:
-    """The audit log of one broker. Raises ConfigError if its file cannot be opened."""
+    """The audit log of one broker. Raises ConfigError if its file cannot be opened, or if what is
+    to be written has none."""
 
     def __init__(self, broker: Broker) -> None:
         config = broker.config.audit
+        if config.events and not config.file and not config.log:
+            raise ConfigError("[audit] events go nowhere: there is neither a file nor log = true")
         self._broker = broker
         self._log = AuditLog(config) if config.file or config.log else None
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
@@ -273,9 +273,11 @@ def check_chains(config: Config, known: list[str]) -> None:
             )
 
 
-def check_methods(place: str, names: Iterable[str], known: list[str]) -> None:
-    """Raise ConfigError unless all methods that are named are set up."""
+def check_methods(place: str, names: Sequence[str], known: list[str]) -> None:
+    """Raise ConfigError unless all methods that are named are set up, and each is named once."""
     for name in names:
+        if names.count(name) > 1:
+            raise ConfigError(f"{place} methods: {name!r} is named twice")
         if name not in METHODS:
             raise ConfigError(f"{place} methods: {name!r} is not one of {', '.join(METHODS)}")
         if name not in known:

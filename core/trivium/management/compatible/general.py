@@ -299,7 +299,7 @@ def forget_attempts(call: Call) -> ApiAnswer:
     """Begin to count anew."""
     _check_node(call)
     call.state.attempts.clear()
-    call.broker.events.tell("user.authentication.counts.deleted")
+    call.broker.events.tell("user.authentication.reset")
     return ApiAnswer(204)
 
 

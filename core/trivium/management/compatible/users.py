@@ -78,6 +78,16 @@ def _found(call: Call) -> StoredUser:
     return found
 
 
+def _named(call: Call) -> str:
+    """The name of somebody who may be granted something, or has been: not only of the users that
+    the broker keeps. Raises NotFound."""
+    name, broker = call.names["user"], call.broker
+    has_rows = broker.permissions.user(name) is not None or broker.quotas.limits(USER_SCOPE, name)
+    if not has_rows and not broker.authentication.may_be(name):
+        raise NotFound(NOT_FOUND)
+    return name
+
+
 def get_one(call: Call) -> ApiAnswer:
     """One user."""
     return ApiAnswer(200, shown_user(call.broker, _found(call)))
@@ -170,7 +180,7 @@ def _admits(call: Call) -> Callable[[tuple[object, ...]], bool]:
         # It must be there.
         names = {**names, "vhost": call.vhost.name}
     if "user" in names:
-        _found(call)
+        _named(call)
     return lambda found: (
         names.get("user", found[0]) == found[0] and names.get("vhost", found[1]) == found[1]
     )
@@ -199,7 +209,8 @@ def get_permission(call: Call) -> ApiAnswer:
 
 def _check_both(call: Call) -> None:
     broker = call.broker
-    if broker.users.find(call.names["user"]) is None or call.names["vhost"] not in broker.vhosts:
+    may_be = broker.authentication.may_be(call.names["user"])
+    if not may_be or call.names["vhost"] not in broker.vhosts:
         raise BadRequest("vhost_or_user_not_found")
 
 
@@ -215,7 +226,7 @@ def put_permission(call: Call) -> None:
 def delete_permission(call: Call) -> None:
     """Take it back."""
     granted = call.broker.authentication.granted
-    grants = granted.copy(USER, _found(call).name)
+    grants = granted.copy(USER, _named(call))
     if grants.permissions.pop(call.vhost.name, None) is None:
         raise NotFound(NOT_FOUND)
     granted.set(USER, call.names["user"], grants)
@@ -251,7 +262,7 @@ def put_topic_permission(call: Call) -> None:
 def delete_topic_permission(call: Call) -> None:
     """Take back those of all exchanges, or of the one that the path names."""
     granted = call.broker.authentication.granted
-    grants = granted.copy(USER, _found(call).name)
+    grants = granted.copy(USER, _named(call))
     vhost = call.vhost.name
     wanted = call.names.get("exchange")
     for place in list(grants.topics):
@@ -272,7 +283,7 @@ def get_limits(call: Call) -> ApiAnswer:
             raise AccessRefused("User not authorised to access object")
         wanted = call.identity.name
     elif wanted is not None:
-        _found(call)
+        _named(call)
     return Listing(
         call,
         call.broker.logins.limits.all(),
@@ -284,7 +295,7 @@ def get_limits(call: Call) -> ApiAnswer:
 
 def put_limit(call: Call) -> None:
     """Set one limit of a user."""
-    name = _found(call).name
+    name = _named(call)
     value = number_of(call.body, "value")
     limits = dict(call.broker.quotas.limits(USER_SCOPE, name))
     call.broker.logins.limits.set(name, {**limits, call.names["limit"]: value})
@@ -293,7 +304,7 @@ def put_limit(call: Call) -> None:
 
 def delete_limit(call: Call) -> None:
     """Take one limit of a user away."""
-    name = _found(call).name
+    name = _named(call)
     limits = dict(call.broker.quotas.limits(USER_SCOPE, name))
     limits.pop(call.names["limit"], None)
     call.broker.logins.limits.set(name, limits)
