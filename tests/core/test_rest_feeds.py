@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from pathlib import Path
@@ -14,8 +15,9 @@ from yarl import URL
 from tests.support.core import message
 from tests.support.rest import DOCUMENT, Site, authorization, serve
 from trivium.common.quotas import SUBSCRIPTIONS
-from trivium.management import subscriptions
+from trivium.management import subscriptions, waits
 from trivium.management.subscriptions import MAX_OF_USER, MAX_WAITING
+from trivium.observability import feeds
 from trivium.queues.consumers import Consumer
 from trivium.routing.exchanges import Binding
 from trivium.streams.stream import Stream
@@ -332,6 +334,36 @@ async def test_queues_and_streams_are_sent_to_who_may_read_them_alone(
         async with site.socket(path, "new") as socket:
             await permit(site, read="^other$")
             assert await said(socket) == ("end", {"reason": "access-refused"})
+
+
+@pytest.mark.parametrize(
+    ("path", "kind"),
+    [(TOPICS, "events"), (TOPICS, "socket"), (QUEUE, "socket"), (STREAM, "events")],
+)
+async def test_a_change_of_permissions_ends_it_at_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str, kind: str
+) -> None:
+    # It does not wait for the next look, nor do messages that have come.
+    monkeypatch.setattr(feeds, "CHECK_SECONDS", 3600)
+    monkeypatch.setattr(waits, "LOOK_MS", 3_600_000)
+    async with serve(tmp_path) as site:
+        vhost = site.broker.vhost("/")
+        queue = vhost.declare_queue("q")
+        stream = vhost.declare_stream("s", 1)
+        vhost.bind(vhost.exchange("amq.topic"), Binding(queue, b"#"))
+        vhost.bind(vhost.exchange("amq.topic"), Binding(stream, b"#"))
+        await site.ask("PUT", "users/new", json={"password": "p"})
+        await permit(site, read=".*")
+        following: Any = next_of if kind == "events" else said
+        async with asyncio.timeout(20), getattr(site, kind)(path, "new") as feed:
+            publish(vhost, "a")
+            site.broker.request_turn()
+            assert (await following(feed))[0] == "message"
+            assert (await site.ask("DELETE", "users/new/permissions/%2F"))[0] == 204
+            publish(vhost, "b")
+            site.broker.request_turn()
+            found = await following(feed)
+            assert (found[0], found[-1]) == ("end", {"reason": "access-refused"})
 
 
 # Streams

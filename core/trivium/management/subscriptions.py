@@ -73,6 +73,7 @@ class Subscription:
             raise ApiRefused(refusal(429, "too_many_requests", text, {"Retry-After": "10"}))
         self.broker.quotas.require(self._accounts, SUBSCRIPTIONS)
         self.open()
+        self.call.state.waits.begin(self.call, self.check, self._may)
         known[user] = known.get(user, 0) + 1
         for account in self._accounts:
             account.add(SUBSCRIPTIONS, 1)
@@ -83,6 +84,7 @@ class Subscription:
             return
         self._is_closed = True
         self.is_over = True
+        self.call.state.waits.end(self.call)
         self.release()
         known = self.call.state.subscribers
         user = self.call.identity.name
@@ -126,13 +128,16 @@ class Subscription:
             self.end("stopping")
         elif broker.vhosts.get(self.vhost.name) is not self.vhost:
             self.end("deleted")
-        elif not call.may_go_on(time.time_ns() // 1_000_000):
+        elif not (call.may_go_on(time.time_ns() // 1_000_000) and self._may()):
             self.end("access-refused")
-        else:
-            try:
-                self.require()
-            except AccessRefused:
-                self.end("access-refused")
+
+    def _may(self) -> bool:
+        """Whether the client may read this now."""
+        try:
+            self.require()
+        except AccessRefused:
+            return False
+        return True
 
     def received(self, said: object) -> None:
         """What the client says: here it has nothing to say."""

@@ -1,5 +1,5 @@
-"""Requests that wait: for messages, or until they may publish. None outlives what its caller came
-with, or may do: it ends as live figures and subscriptions do."""
+"""Requests that wait: for messages, also those that are sent them as they come, or until they may
+publish. None outlives what its caller came with, or may do."""
 
 from __future__ import annotations
 
