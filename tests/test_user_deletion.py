@@ -293,9 +293,70 @@ def test_the_sessions_of_a_user_that_a_password_file_has_no_longer_end(tmp_path:
 def test_they_stay_where_the_broker_itself_has_a_user_of_the_name(tmp_path: Path) -> None:
     file = tmp_path / "passwords"
     server = with_file(Host(), file, "ann")
-    kept(server, "ann", "away").lose()
-    server.broker.users.add("ann", "p")
+    server.add("ann")
+    server.keep("ann", "away").lose()
     write(file)
     server.advance(2)
     adapter = server.broker.adapters["mqtt"]
     assert [each.client_id for each in adapter.describe_sessions(server.vhost)] == ["away"]
+
+
+def with_tokens(tmp_path: Path) -> tuple[Server, bytes]:
+    """A broker that knows by a token who ann is, and that token."""
+    (tmp_path / "key").write_text(SECRET, encoding="utf-8")
+    server = make_server(Host(), jwt=JwtConfig(key_file=str(tmp_path / "key")))
+    server.broker.permissions.set_user("ann", grants_of(EVERYTHING, {}, [], []))
+    claims = {"sub": "ann", "exp": NOW_MS // 1000 + 600}
+    return server, jwt.encode(claims, SECRET, "HS256").encode()
+
+
+def test_a_new_user_gets_no_session_of_whom_others_know_by_its_name(tmp_path: Path) -> None:
+    server, token = with_tokens(tmp_path)
+    watch(server)
+    fields: dict[str, Any] = {"will": ("will", b"w", 1, False), "will_properties": LATE, "password": token}
+    here, away = (server.keep("ann", client_id, **fields) for client_id in ("here", "away"))
+    for client in (here, away):
+        client.feed(mqtt.subscribe("private/#", 2, 1, 5))
+    server.sync()
+    away.lose()
+    publish(server, 1)
+    server.keep("bob", "other").lose()
+    here.take()
+    server.add("ann")
+    server.sync()
+    # Administrative action
+    assert here.take_bytes() == b"\xe0\x01\x98"
+    assert here.is_closed
+    server = server.crash()
+    server.broker.permissions.set_user("ann", grants_of(EVERYTHING, {}, [], []))
+    for client_id in ("here", "away"):
+        assert server.keep("ann", client_id).take_one()[1][:2] == b"\x00\x00"
+    assert server.keep("bob", "other").take_one()[1][:2] == b"\x01\x00"
+    # Nor do their wills come.
+    watcher = server.keep("bob", "watcher")
+    server.advance(600)
+    server.sync()
+    assert [first for first, _ in watcher.take()] == [0x20]
+
+
+def test_a_client_without_a_session_that_is_kept_stays_when_a_user_of_its_name_is_made(
+    tmp_path: Path,
+) -> None:
+    server, token = with_tokens(tmp_path)
+    here = mqtt.Client(server)
+    here.feed(mqtt.connect("c", 5, True, username="ann", password=token))
+    server.sync()
+    here.take()
+    server.broker.users.add("ann", "p")
+    here.feed(b"\xc0\x00")
+    server.sync()
+    assert here.take_bytes() == b"\xd0\x00"
+
+
+def test_a_user_who_is_changed_keeps_its_sessions() -> None:
+    server = make_server(Host())
+    server.add("ann")
+    server.keep("ann", "c").lose()
+    server.broker.users.set_tags("ann", ["management"])
+    server.broker.users.set_password("ann", "q")
+    assert server.keep("ann", "c", password=b"q").take_one()[1][:2] == b"\x01\x00"

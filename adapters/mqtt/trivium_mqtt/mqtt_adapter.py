@@ -97,7 +97,15 @@ class MqttAdapter(Adapter):
 
     def forget_user(self, name: str) -> Iterable[int]:
         for sessions in list(self._sessions.values()):
-            yield from _end_all(sessions, _kept_for(sessions, name))
+            away = [each for each in _of_user(sessions, name) if each.connection is None]
+            yield from _end_all(sessions, away)
+
+    def user_added(self, name: str) -> None:
+        for sessions in list(self._sessions.values()):
+            for session in _of_user(sessions, name):
+                if session.connection is None or session.is_persistent:
+                    sessions.withdraw_will(session)
+                    _end(session)
 
     def describe_sessions(self, vhost: VirtualHost) -> Iterable[SessionDescription]:
         for session in self._all(vhost):
@@ -123,12 +131,8 @@ class MqttAdapter(Adapter):
 
     def end_session(self, vhost: VirtualHost, client_id: str) -> None:
         session = self._session(vhost, client_id)
-        if session is None:
-            return
-        if session.connection is not None:
-            session.connection.end(ADMINISTRATIVE_ACTION, keeps_session=False)
-        else:
-            session.sessions.end(session)
+        if session is not None:
+            _end(session)
 
     def _all(self, vhost: VirtualHost) -> list[Session]:
         sessions = self._sessions.get(vhost.name)
@@ -145,14 +149,22 @@ class MqttAdapter(Adapter):
             self._topics.tick()
 
 
-def _kept_for(sessions: Sessions, name: str) -> list[Session]:
-    """The sessions of a user whose clients are away."""
+def _of_user(sessions: Sessions, name: str) -> list[Session]:
+    """Those of a user."""
     found: list[Session] = []
     for session in sessions.by_client.values():
         owner = session.access.identity
-        if owner.name == name and not owner.is_anonymous and session.connection is None:
+        if owner.name == name and not owner.is_anonymous:
             found.append(session)
     return found
+
+
+def _end(session: Session) -> None:
+    """End a session; its client goes with it."""
+    if session.connection is not None:
+        session.connection.end(ADMINISTRATIVE_ACTION, keeps_session=False)
+    else:
+        session.sessions.end(session)
 
 
 def _end_all(sessions: Sessions, left: list[Session]) -> Iterator[int]:

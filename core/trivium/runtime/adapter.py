@@ -471,6 +471,10 @@ class Adapter:
         came with something else that holds."""
         return ()
 
+    def user_added(self, name: str) -> None:
+        """A user is made, whose name others may have come with before: let go of all that this
+        protocol keeps for it, in memory and in the storage."""
+
     def describe_sessions(self, vhost: VirtualHost) -> Iterable[SessionDescription]:
         """What outlives the connections of clients in a virtual host, each made when it is
         taken."""

@@ -371,7 +371,10 @@ class Logins(Timed):
         self._sent_bytes -= self._sent.pop(connection, 0)
 
     def user_added(self, name: str) -> None:
-        """There will be another user of this name: it has nothing of what was granted to it."""
+        """There will be another user of this name: it has nothing of what was granted to it, or is
+        kept for whom others know by it."""
+        for adapter in self._broker.adapters.values():
+            adapter.user_added(name)
         self._broker.authentication.granted.forget_user(name)
         self.limits.forget(name)
 
