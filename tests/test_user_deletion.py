@@ -313,7 +313,8 @@ def with_tokens(tmp_path: Path) -> tuple[Server, bytes]:
 def test_a_new_user_gets_no_session_of_whom_others_know_by_its_name(tmp_path: Path) -> None:
     server, token = with_tokens(tmp_path)
     watch(server)
-    fields: dict[str, Any] = {"will": ("will", b"w", 1, False), "will_properties": LATE, "password": token}
+    fields: dict[str, Any] = {"will": ("will", b"w", 1, False), "will_properties": LATE}
+    fields["password"] = token
     here, away = (server.keep("ann", client_id, **fields) for client_id in ("here", "away"))
     for client in (here, away):
         client.feed(mqtt.subscribe("private/#", 2, 1, 5))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -384,25 +384,49 @@ async def test_a_native_client_names_its_virtual_host_with_what_it_shows(own: st
         assert [each["vhost"] for each in server.asked] == ["farm"]
 
 
-async def test_a_request_over_http_asks_for_the_virtual_host_that_it_names() -> None:
-    async with WebServer(web.Response(), ("farm",)) as server:
-        config = Config(
-            listen={"http": Listen(0)},
-            storage=StorageConfig(mode="memory"),
-            http_auth=HttpAuthConfig(url=server.url, cache_seconds=0),
-        )
-        async with Broker(config) as broker, aiohttp.ClientSession() as client:
-            place = f"http://{broker.listeners['http']}/api"
-            broker.virtual_hosts.declare("farm")
-            grants = Grants()
-            for name in ("/", "farm"):
-                grants.permit(name, ".*", ".*", ".*")
-            broker.permissions.set_user("ann", grants)
-            found = []
-            for path in ("whoami", "vhosts/%2F/queues/q/leases", "vhosts/farm/queues/q/leases"):
-                url = yarl.URL(f"{place}/v1/{path}", encoded=True)
-                method = "GET" if path == "whoami" else "POST"
-                async with client.request(method, url, headers=SHOWN, json={}) as answer:
-                    found.append(answer.status)
-        assert [each["vhost"] for each in server.asked] == ["", "/", "farm"]
-        assert found == [403, 404, 401]
+@asynccontextmanager
+async def asking_http(server: WebServer) -> AsyncIterator[Callable[..., Awaitable[int]]]:
+    """Such a broker with HTTP: what asks it as ann, and gets the status; no login fails."""
+    config = Config(
+        listen={"http": Listen(0)},
+        storage=StorageConfig(mode="memory"),
+        http_auth=HttpAuthConfig(url=server.url, cache_seconds=0),
+    )
+    async with Broker(config) as broker, aiohttp.ClientSession() as client:
+        broker.virtual_hosts.declare("farm")
+        grants = Grants()
+        for name in ("/", "farm"):
+            grants.permit(name, ".*", ".*", ".*")
+        broker.permissions.set_user("ann", grants)
+        events: list[str] = []
+        broker.events.listen(lambda event, _: events.append(event))
+
+        async def ask(method: str, path: str) -> int:
+            url = yarl.URL(f"http://{broker.listeners['http']}/api/{path}", encoded=True)
+            async with client.request(method, url, headers=SHOWN, json={}) as answer:
+                assert "user.authentication.failure" not in events
+                return answer.status
+
+        yield ask
+
+
+async def test_a_request_over_http_is_asked_about_again_for_the_virtual_host_that_it_names() -> (
+    None
+):
+    async with WebServer(web.Response(), ("farm",)) as server, asking_http(server) as ask:
+        found = [
+            await ask("GET", "v1/whoami"),
+            await ask("POST", "v1/vhosts/%2F/queues/q/leases"),
+            await ask("POST", "v1/vhosts/farm/queues/q/leases"),
+        ]
+        assert [each["vhost"] for each in server.asked] == ["", "", "/", "", "farm"]
+    assert found == [403, 404, 403]
+
+
+async def test_a_virtual_host_that_is_denied_over_http_is_no_failed_login() -> None:
+    async with WebServer(web.Response(), ("farm",)) as server, asking_http(server) as ask:
+        # Further ones would wait, and so would those for another virtual host.
+        found = [await ask("POST", "v1/vhosts/farm/queues/q/leases") for _ in range(8)]
+        found.append(await ask("GET", "queues/farm"))
+        assert found == [403] * 8 + [401]
+        assert await ask("POST", "v1/vhosts/%2F/queues/q/leases") == 404

@@ -24,6 +24,7 @@ import math
 import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
+from dataclasses import replace
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from urllib.parse import unquote
@@ -457,7 +458,8 @@ class HttpServer:
     ) -> Login | None:
         """By what a client is in who asks, for something in ``vhost`` if it names one; None when it
         may not. Where nobody comes in without credentials, whatever the listener admits, not
-        ``admits_anonymous``. Raises ApiRefused where there was no time to look."""
+        ``admits_anonymous``. Raises ApiRefused where there was no time to look, and where it is in
+        but may not enter the virtual host."""
         username, password = None, b""
         header = request.headers.get(hdrs.AUTHORIZATION, "")
         if not header and isinstance(self._listener, ControlListener):
@@ -484,7 +486,6 @@ class HttpServer:
             ),
             protocol=self._listener.protocol,
             listener=self._listener.name,
-            vhost=vhost,
             certificate_user=owner,
             is_certificate_ambiguous=is_ambiguous,
             is_gone=lambda: request.transport is None,
@@ -501,7 +502,29 @@ class HttpServer:
         if login is None and put_off:
             again = {"Retry-After": "1"}
             raise ApiRefused(refusal(503, "service_unavailable", _PUT_OFF, again))
+        if login is not None and vhost and self._authenticator.decides_by_vhost(login):
+            return await self._enter(request, login, replace(attempt, vhost=vhost))
         return login
+
+    async def _enter(self, request: web.Request, login: Login, attempt: Attempt) -> Login:
+        """What holds for a client in the virtual host of ``attempt``. Raises ApiRefused where it
+        may not enter: that is no failed login."""
+        answer: asyncio.Future[Login | None] = asyncio.get_running_loop().create_future()
+
+        def done(found: Login | None) -> None:
+            if not answer.done():
+                answer.set_result(found)
+
+        self._authenticator.enter(login, attempt, done)
+        found = await answer
+        if found is None:
+            text = f"access to vhost '{attempt.vhost}' refused for user '{login.identity.name}'"
+            self._permissions.denied(text, login.identity)
+            if self._is_own_api(request):
+                raise ApiRefused(refusal(403, "access_refused", text))
+            # As RabbitMQ's API answers.
+            raise ApiRefused(refusal(401, "not_authorised", text))
+        return found
 
     async def _join(self, pieces: Iterator[str]) -> str:
         """All pieces together; between them others are served."""
