@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pika
@@ -32,20 +29,6 @@ def broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TriviumProcess]
     running.stop()
 
 
-def trivium(broker: TriviumProcess, *arguments: str) -> str:
-    """Run a command that needs an administrator; what it prints."""
-    command, action, *others = arguments
-    url = f"trivium://guest:guest@{LOOPBACK}:{broker.ports['native']}"
-    done = subprocess.run(
-        [sys.executable, "-m", "trivium", command, action, url, *others],
-        check=True,
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    return done.stdout
-
-
 def limit(broker: TriviumProcess, action: str, name: str, **limits: int) -> None:
     """Set the limits of a user or virtual host."""
     found = {key.replace("_", "-"): value for key, value in limits.items()}
@@ -60,9 +43,7 @@ def amqp(broker: TriviumProcess) -> pika.BlockingConnection:
 
 
 def test_a_limit_of_connections_meets_pika_and_paho(broker: TriviumProcess) -> None:
-    trivium(broker, "user", "limits", "ann", json.dumps({"max-connections": 1}))
-    shown = json.loads(trivium(broker, "user", "limits", "ann"))
-    assert shown == {"name": "ann", "limits": {"max-connections": 1}}
+    limit(broker, "set-limits", "ann", max_connections=1)
     with amqp(broker):
         with pytest.raises(AMQPConnectionError) as refused:
             amqp(broker)
@@ -74,7 +55,7 @@ def test_a_limit_of_connections_meets_pika_and_paho(broker: TriviumProcess) -> N
             # paho gives the return code 3 of MQTT 3 the reason code of MQTT 5.
             assert made.connect().reason.value == expected
             made.close()
-    trivium(broker, "user", "limits", "ann", "{}")
+    limit(broker, "set-limits", "ann")
 
 
 def test_limits_of_channels_and_queues_meet_pika(broker: TriviumProcess) -> None:

@@ -6,6 +6,8 @@ the one that sums up.
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -28,6 +30,13 @@ settings.load_profile("untimed")
 
 def pytest_configure() -> None:
     start_reaper()
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[None]:
+    """Commands that draw on the terminal silence the log for as long as the process lives."""
+    yield
+    logging.disable(logging.NOTSET)
 
 
 def count_kills(config: pytest.Config) -> tuple[int, bool]:

@@ -334,6 +334,8 @@ IN_VHOST = [
     and endpoint.path.count("{") == 1
     and "{vhost}/" in endpoint.path
     and endpoint.vhost != ENTERED
+    # It is about one name, which is asked for.
+    and not endpoint.path.endswith("/access")
 ]
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.support.authentication import Moved, Pool
 from trivium.config import AuthConfig, Config, JwtConfig, UserConfig
+from trivium.listen import ListenerConfig, TlsConfig
 from trivium.runtime.authentication import Authentication
 from trivium.security.attempts import Attempt, Login
 from trivium.security.failures import MAX_LOOKS
@@ -31,6 +32,13 @@ class Door:
                 jwt=JwtConfig(key_file=str(tmp_path / "key")),
                 users={"bob": UserConfig(password="right")},
                 auth=AuthConfig(methods=chain),
+                listeners=(
+                    ListenerConfig(
+                        protocol="mqtt",
+                        address="1",
+                        tls=TlsConfig(certificate="c", key="k", ca="a"),
+                    ),
+                ),
             ),
             self.pool,
             now_ms=lambda: time.time_ns() // 1_000_000,
