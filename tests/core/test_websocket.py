@@ -397,6 +397,7 @@ async def test_rfc_6455_7_1_7_what_breaks_a_rule_closes(
 ) -> None:
     async with opened(echo) as (_, socket):
         socket.send(masked(b"before") + frame + masked(b"after") + b"x" * 100_000)
+        assert await socket.frame() == (0x82, b"before")
         assert await socket.close_code() == code
         await socket.close()
         await echo.connections[0].is_lost.wait()

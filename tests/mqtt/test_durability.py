@@ -589,6 +589,24 @@ def test_the_end_of_a_connection_does_not_wait_for_ever_for_the_disk() -> None:
     assert sender.take_bytes() == b""
 
 
+@pytest.mark.parametrize("version", [3, 4, 5])
+@pytest.mark.parametrize("qos", [1, 2])
+@pytest.mark.parametrize("wrong", [b"", packet(0x10)], ids=["right", "wrong"])
+def test_what_was_published_before_a_client_sends_no_more_is_acknowledged(
+    wrong: bytes, qos: int, version: int
+) -> None:
+    server = Server(host=Host())
+    subscribed(server).lose()
+    sender = server.open("s", version)
+    sender.feed(publish("t", b"x", qos, 7, version) + wrong)
+    sender.end()
+    assert (sender.take_bytes(), sender.is_closed) == (b"", False)
+    server.sync()
+    answer = puback(7) if qos == 1 else pubrec(7)
+    last = b"\xe0\x01\x82" if wrong and version == 5 else b""
+    assert (sender.take_bytes(), sender.is_closed) == (answer + last, True)
+
+
 def test_a_client_that_is_gone_meanwhile_is_told_nothing() -> None:
     storage = HeldStorage()
     server = Server(storage)

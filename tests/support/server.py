@@ -301,6 +301,11 @@ class Client:
         self.transport.written.clear()
         return data
 
+    def end(self) -> None:
+        """It sends no more, but reads on."""
+        self.connection.close()
+        self.server.after_input()
+
     def lose(self) -> None:
         """The network fails."""
         self.connection.is_closed = True

@@ -237,8 +237,8 @@ class Writer(FramedConnection):
         self.close_with(last, self._waits)
 
     def close(self, waits: bool = True) -> None:
-        """Output that waits for the disk is written first."""
-        if self._output_after and waits:
+        """What waits for the disk is written first."""
+        if waits and self._waits:
             self.close_with(b"", True)
         else:
             super().close(waits)

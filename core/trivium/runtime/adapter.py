@@ -406,7 +406,9 @@ class Connection(Managed):
     def close(self, waits: bool = True) -> None:
         """Write the output, then close the connection. ``lost`` follows, later than this call.
 
-        Without ``waits`` the client is taken for dead, and not waited for.
+        The driver calls it when the client sends no more, or nothing more of it is taken: what it
+        is to be told of what it sent before may be waited for. Without ``waits`` the client is
+        taken for dead, and not waited for.
         """
         if not self.is_closed:
             self.is_closed = True

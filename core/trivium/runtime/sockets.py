@@ -146,18 +146,22 @@ class SocketDriver:
         self._has_ended = True
         if self._is_over:
             return False
-        self._loop.call(self._close_when_taken)
+        self.end_input()
         return True
 
+    def end_input(self) -> None:
+        """Nothing more is fed: close once what the peer has sent is taken and answered."""
+        self._loop.call(self._close_when_taken)
+
     def _close_when_taken(self) -> None:
-        """Close once what the peer has sent is taken; it only sends no more."""
         if self._is_over:
             return
-        if self.connection.waits_for_turn:
+        connection = self.connection
+        if connection.waits_for_turn:
             self._loop.call_soon(self._close_when_taken)
         else:
-            # What this turn has to say to it is written first.
-            self._loop.close_after_turn(self)
+            self._server.broker.events.serving = connection
+            connection.close()
 
     def pause_writing(self) -> None:
         self.connection.is_writable = False

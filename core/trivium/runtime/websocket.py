@@ -473,10 +473,11 @@ class WebSocket:
             self._inner.eof_received()
 
     def _violated(self) -> None:
-        """The client has broken a rule: what the library says of it is the last that is sent."""
+        """The client has broken a rule: what the library says of it, and holds, is the last that is
+        sent.
+        """
         self._is_over = True
-        self._write_close()
-        self._inner.close()
+        self._inner.end_input()
 
     def _write_control(self) -> None:
         output = self._protocol.data_to_send()
