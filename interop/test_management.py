@@ -547,7 +547,8 @@ PATHS: Final = (
 NAMED: Final = ("connections/{name}", "connections/{name}/channels", "channels/{name}%20%281%29")
 #: Where both say the same, whatever it is.
 COLUMNS: Final = (
-    *("queues/%2F/q?columns=name,policy,nothing", "queues/%2F/st?columns=name,policy"),
+    # The policy of a stream comes late there.
+    *("queues/%2F/q?columns=name,policy,nothing", "queues/%2F/st?columns=name"),
     *("connections?columns=ssl_cipher,ssl", "vhosts?columns=name,tracing", "users?columns=name"),
     *("queues/%2F/st?columns=effective_policy_definition.max-length", "whoami?columns=name"),
 )
