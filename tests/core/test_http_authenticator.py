@@ -311,9 +311,9 @@ async def asking(server: WebServer, own: str = "", **keys: Any) -> AsyncIterator
         http_auth=HttpAuthConfig(url=server.url, **keys),
     )
     async with Broker(config) as broker:
-        broker.virtual_hosts.declare("farm")
+        broker.virtual_hosts.declare("shop")
         grants = Grants()
-        for name in ("/", "farm"):
+        for name in ("/", "shop"):
             grants.permit(name, ".*", ".*", ".*")
         broker.permissions.set_user("ann", grants)
         yield broker
@@ -335,24 +335,24 @@ async def open_amqp(broker: Broker, vhost: str) -> str:
     return await asyncio.to_thread(opened)
 
 
-REFUSED_FARM = (
+REFUSED_SHOP = (
     "ConnectionClosedByBroker: (530)"
-    """ "NOT_ALLOWED - access to vhost 'farm' refused for user 'ann'\""""
+    """ "NOT_ALLOWED - access to vhost 'shop' refused for user 'ann'\""""
 )
 
 
 async def test_an_amqp_client_is_asked_about_again_for_the_virtual_host_that_it_opens() -> None:
-    async with WebServer(web.Response(), ("farm",)) as server, asking(server) as broker:
+    async with WebServer(web.Response(), ("shop",)) as server, asking(server) as broker:
         told: list[tuple[str, dict[str, object]]] = []
         broker.events.listen(lambda event, about: told.append((event, about)))
         assert await open_amqp(broker, "/") == ""
-        assert await open_amqp(broker, "farm") == REFUSED_FARM
+        assert await open_amqp(broker, "shop") == REFUSED_SHOP
         asked = [(each["vhost"], each["username"], each["password"]) for each in server.asked]
-        assert asked == [("", "ann", "secret"), ("/", "ann", "secret"), ("farm", "ann", "secret")]
-        assert await open_amqp(broker, "farm") == REFUSED_FARM
+        assert asked == [("", "ann", "secret"), ("/", "ann", "secret"), ("shop", "ann", "secret")]
+        assert await open_amqp(broker, "shop") == REFUSED_SHOP
         assert len(server.asked) == 3, "each virtual host has its own answer in the cache"
         denied = [about["reason"] for event, about in told if event == "permission.denied"]
-        assert denied == ["access to vhost 'farm' refused for user 'ann'"] * 2
+        assert denied == ["access to vhost 'shop' refused for user 'ann'"] * 2
         assert "secret" not in repr(told)
 
 
@@ -362,26 +362,26 @@ async def test_an_authenticator_that_fails_at_the_virtual_host_refuses_it() -> N
         await server.stop()
         # What is remembered lets it in as far as that goes.
         assert await open_amqp(broker, "/") == ""
-        assert await open_amqp(broker, "farm") == REFUSED_FARM
+        assert await open_amqp(broker, "shop") == REFUSED_SHOP
 
 
 async def test_a_listener_with_a_virtual_host_asks_for_it_once() -> None:
     async with (
         WebServer(web.Response(), ("",)) as server,
-        asking(server, "farm", cache_seconds=0) as broker,
+        asking(server, "shop", cache_seconds=0) as broker,
     ):
         assert await open_amqp(broker, "/") == ""
-        assert [each["vhost"] for each in server.asked] == ["farm"]
+        assert [each["vhost"] for each in server.asked] == ["shop"]
 
 
-@pytest.mark.parametrize("own", ["", "farm"])
+@pytest.mark.parametrize("own", ["", "shop"])
 async def test_a_native_client_names_its_virtual_host_with_what_it_shows(own: str) -> None:
-    async with WebServer(web.Response(), ("farm",)) as server, asking(server, own) as broker:
+    async with WebServer(web.Response(), ("shop",)) as server, asking(server, own) as broker:
         at = broker.listeners["native"]
         with pytest.raises(AuthenticationFailed):
-            async with connect(f"trivium://ann:secret@{at}/{'' if own else 'farm'}"):
+            async with connect(f"trivium://ann:secret@{at}/{'' if own else 'shop'}"):
                 pass
-        assert [each["vhost"] for each in server.asked] == ["farm"]
+        assert [each["vhost"] for each in server.asked] == ["shop"]
 
 
 @asynccontextmanager
@@ -393,9 +393,9 @@ async def asking_http(server: WebServer) -> AsyncIterator[Callable[..., Awaitabl
         http_auth=HttpAuthConfig(url=server.url, cache_seconds=0),
     )
     async with Broker(config) as broker, aiohttp.ClientSession() as client:
-        broker.virtual_hosts.declare("farm")
+        broker.virtual_hosts.declare("shop")
         grants = Grants()
-        for name in ("/", "farm"):
+        for name in ("/", "shop"):
             grants.permit(name, ".*", ".*", ".*")
         broker.permissions.set_user("ann", grants)
         events: list[str] = []
@@ -413,20 +413,20 @@ async def asking_http(server: WebServer) -> AsyncIterator[Callable[..., Awaitabl
 async def test_a_request_over_http_is_asked_about_again_for_the_virtual_host_that_it_names() -> (
     None
 ):
-    async with WebServer(web.Response(), ("farm",)) as server, asking_http(server) as ask:
+    async with WebServer(web.Response(), ("shop",)) as server, asking_http(server) as ask:
         found = [
             await ask("GET", "v1/whoami"),
             await ask("POST", "v1/vhosts/%2F/queues/q/leases"),
-            await ask("POST", "v1/vhosts/farm/queues/q/leases"),
+            await ask("POST", "v1/vhosts/shop/queues/q/leases"),
         ]
-        assert [each["vhost"] for each in server.asked] == ["", "", "/", "", "farm"]
+        assert [each["vhost"] for each in server.asked] == ["", "", "/", "", "shop"]
     assert found == [403, 404, 403]
 
 
 async def test_a_virtual_host_that_is_denied_over_http_is_no_failed_login() -> None:
-    async with WebServer(web.Response(), ("farm",)) as server, asking_http(server) as ask:
+    async with WebServer(web.Response(), ("shop",)) as server, asking_http(server) as ask:
         # Further ones would wait, and so would those for another virtual host.
-        found = [await ask("POST", "v1/vhosts/farm/queues/q/leases") for _ in range(8)]
-        found.append(await ask("GET", "queues/farm"))
+        found = [await ask("POST", "v1/vhosts/shop/queues/q/leases") for _ in range(8)]
+        found.append(await ask("GET", "queues/shop"))
         assert found == [403] * 8 + [401]
         assert await ask("POST", "v1/vhosts/%2F/queues/q/leases") == 404
