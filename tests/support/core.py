@@ -52,6 +52,7 @@ def message(
     persistent: bool = True,
     mode: int = AT_LEAST_ONCE,
     expires: int = 0,
+    priority: int = 0,
 ) -> Message:
     return Message(
         PROTOCOL_NONE,
@@ -62,6 +63,7 @@ def message(
         persistent,
         timestamp=1_700_000_000_000,
         expires=expires,
+        priority=priority,
     )
 
 

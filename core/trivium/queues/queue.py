@@ -102,6 +102,8 @@ class Queue(Destination):
         """Put other settings in force, for what comes and for what is ready."""
         self.settings = settings
         self.set_plain()
+        for sub_queue in self.ready.sub_queues:
+            sub_queue.settings_changed()
         if settings.expires >= 0 or self.waiting is not None:
             self.dispatch_later()
         elif not self.ready.is_empty:

@@ -114,6 +114,9 @@ class SubQueue:
         self._spilled = 0
         # Transient entries that came while the cache was full; they have no record to read back.
         self._transient = _NO_ENTRIES
+        # The offset that ``has_lasting_head`` has last said yes of; what was there may have left
+        # memory since.
+        self._lasting: i64 = -1
         #: whether a read from the log is under way
         self.is_loading = False
         # Settled offsets that no removal was written for: ranges, and the last one, which grows.
@@ -215,9 +218,10 @@ class SubQueue:
 
     @property
     def has_lasting_head(self) -> bool:
-        """Whether the next entry is in the log only, in memory there, and has no time to wait for.
+        """Whether the next entry is in the log only, and known to have no time to wait for.
 
-        ``peek`` would take it into the cache, and many behind it.
+        ``peek`` would take it into the cache, and many behind it. It need not be in memory any
+        more: sub-queues that read theirs again in turn would push one another out for ever.
         """
         log = self.log
         queue = self._queue
@@ -225,12 +229,20 @@ class SubQueue:
             return False
         if log is None or queue is None or queue.requeues is not None:
             return False
+        if self._lasting == self._spill_from:
+            return True
         if not log.is_loaded(self._spill_from):
             return False
         for _, record, _ in log.read(self._spill_from, 1, REFILL_BYTES):
             message = decode_record(record)
-            return not message.deliver_at and queue.settings.expiry_of(message) == 0
+            if not message.deliver_at and queue.settings.expiry_of(message) == 0:
+                self._lasting = self._spill_from
+                return True
         return False
+
+    def settings_changed(self) -> None:
+        """What has lasted under the queue's old settings may have a time under its new ones."""
+        self._lasting = -1
 
     def peek(self) -> QueueEntry | None:
         """The next entry; None when there is none, or none that may be delivered yet."""
