@@ -58,7 +58,21 @@ def chromium(profile: Path, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         yield process
     finally:
         process.terminate()
-        process.wait(30)
+        try:
+            process.wait(30)
+        finally:
+            process.kill()
+
+
+@contextlib.contextmanager
+def bounded(process: subprocess.Popen[str]) -> Iterator[None]:
+    """Kill a process while one waits for it for too long: what it writes comes to its end."""
+    timer = threading.Timer(PATIENCE, process.kill)
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 class Page:
@@ -82,8 +96,9 @@ class Page:
         wanted = self._last
         request = {"id": wanted, "method": method, "params": parameters, **self._session}
         self._socket.send(json.dumps(request))
+        deadline = time.monotonic() + PATIENCE
         while True:
-            found = json.loads(self._socket.recv(PATIENCE))
+            found = json.loads(self._socket.recv(max(deadline - time.monotonic(), 0.0)))
             if found.get("id") == wanted:
                 assert "error" not in found, (method, found["error"])
                 answer: dict[str, Any] = found["result"]
@@ -188,10 +203,11 @@ def page(profile: Path, *arguments: str) -> Iterator[Page]:
     with chromium(profile, "--remote-debugging-port=0", *arguments) as process:
         assert process.stderr is not None
         found = None
-        while found is None:
-            line = process.stderr.readline()
-            assert line, "chromium does not start"
-            found = re.search("DevTools listening on (ws://.*)", line)
+        with bounded(process):
+            while found is None:
+                line = process.stderr.readline()
+                assert line, "chromium does not start"
+                found = re.search("DevTools listening on (ws://.*)", line)
         # What it says from now on must not stop it.
         threading.Thread(target=process.stderr.read, daemon=True).start()
         url = found.group(1).strip()

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
+import faulthandler
 import json
 import logging
 import math
+import os
 import random
+import signal
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import asdict, dataclass, field
 from typing import Any, Final
 
@@ -18,14 +22,15 @@ from bench.record import measured_commit
 from bench.servers import ServerError
 from bench.soak import judges
 from bench.soak.amqp_work import AmqpVisitors, Orders
+from bench.soak.endings import SoakError, guarded, within
 from bench.soak.gateway_work import Gateway
 from bench.soak.judges import Verdict
 from bench.soak.mqtt_work import Sensors, Wills
 from bench.soak.native_work import Pipeline
 from bench.soak.site import Site
 from bench.soak.watchers import Browser, LiveFigures, Scrapes
-from bench.soak.works import Work, road_works
-from trivium.cli.bench import on_signals
+from bench.soak.works import Work, pause, road_works
+from trivium.cli.clients import ClientError
 from trivium.runtime.server import loop_factory
 
 SECONDS: Final = 1800.0
@@ -38,6 +43,11 @@ HEAP_LOOKS: Final = 100
 #: Seconds in which everything must be gone again, and in which connections of before are.
 BASE_SECONDS: Final = 90.0
 QUIET_SECONDS: Final = 1.0
+#: Seconds for each step of all works but their run: connecting, ending, settling, removing.
+STEP_SECONDS: Final = 240.0
+#: Seconds beyond the run in which everything is over, and after which the process ends anyhow.
+LEEWAY_SECONDS: Final = 1200.0
+LAST_RESORT_SECONDS: Final = LEEWAY_SECONDS + 180.0
 _VHOST: Final = "/api/v1/vhosts/%2F"
 #: What fills up does so in the warm-up: a stream gets some 5 kB a second, and is in memory.
 POLICIES: Final = {
@@ -59,35 +69,70 @@ class Measured:
 
 
 async def soak(seconds: float, seed: int, rate: float, *, counts_objects: bool) -> dict[str, Any]:
-    """Run it; the report."""
-    stop, _ = on_signals()
-    async with Site(counts_objects=counts_objects) as site:
-        for name, (kind, definition) in POLICIES.items():
-            policy = {"pattern": f"^{name.removesuffix('-streams')}", "apply_to": kind}
-            await site.ask("PUT", f"{_VHOST}/policies/{name}", policy | {"definition": definition})
-        await asyncio.sleep(QUIET_SECONDS)
-        before = await site.counts()
-        works = list(_works(site, seed, rate))
-        measured = Measured()
-        failures = await _use(site, works, seconds, seed, measured, stop)
-        verdicts = [verdict for work in works for verdict in work.verdicts()]
-        verdicts += [Verdict("clients", not failures, "; ".join(failures[:3]) or "none failed")]
-        verdicts += _grown(measured, seconds)
-        await site.remove_leftovers()
-        verdicts.append(judges.judge_base(before, await _after(site, before)))
+    """Run it; the report. Raises SoakError where the broker ends meanwhile, or a signal asks."""
+    stop, at_once = _on_signals()
+    site = Site(counts_objects=counts_objects)
+    measured = Measured()
+
+    async def asked() -> str:
+        await at_once.wait()
+        return "ended by a signal, nothing is judged"
+
+    async def broker_ended() -> str:
+        code = await site.broker.ended()
+        at = measured.resident[-1][0] if measured.resident else 0.0
+        log = site.broker.log_tail() or "nothing in its log"
+        return f"the broker has ended by itself after {at:.0f} s, exit code {code}: {log}"
+
+    async with contextlib.AsyncExitStack() as stack:
+        await guarded(stack.enter_async_context(site), [asked()], LEEWAY_SECONDS)
+        print(f"soak: the broker is process {site.broker.pid}", file=sys.stderr, flush=True)
+        verdicts = await guarded(
+            _judged(site, seconds, seed, rate, measured, stop),
+            [asked(), broker_ended()],
+            seconds + LEEWAY_SECONDS,
+        )
         code = await site.broker.stop()
         verdicts += [judges.judge_end(code), judges.judge_log(site.broker.log.read_text())]
-        return {
-            "commit": _commit(),
-            "seconds": seconds,
-            "seed": seed,
-            "rate": rate,
-            "is_compiled": site.is_compiled,
-            "disturbances": measured.disturbances,
-            "is_interrupted": stop.is_set(),
-            "verdicts": [asdict(verdict) for verdict in verdicts],
-            "measured": asdict(measured),
-        }
+    return {
+        "commit": _commit(),
+        "seconds": seconds,
+        "seed": seed,
+        "rate": rate,
+        "is_compiled": site.is_compiled,
+        "disturbances": measured.disturbances,
+        "is_interrupted": stop.is_set(),
+        "verdicts": [asdict(verdict) for verdict in verdicts],
+        "measured": asdict(measured),
+    }
+
+
+def _on_signals() -> tuple[asyncio.Event, asyncio.Event]:
+    """Events: the load is to stop and be judged (SIGINT); all ends at once (SIGTERM, a second)."""
+    stop, at_once = asyncio.Event(), asyncio.Event()
+    loop = asyncio.get_running_loop()
+    loop.add_signal_handler(signal.SIGINT, lambda: (at_once if stop.is_set() else stop).set())
+    loop.add_signal_handler(signal.SIGTERM, at_once.set)
+    return stop, at_once
+
+
+async def _judged(
+    site: Site, seconds: float, seed: int, rate: float, measured: Measured, stop: asyncio.Event
+) -> list[Verdict]:
+    """Use a broker that is there; what came of it."""
+    for name, (kind, definition) in POLICIES.items():
+        policy = {"pattern": f"^{name.removesuffix('-streams')}", "apply_to": kind}
+        await site.ask("PUT", f"{_VHOST}/policies/{name}", policy | {"definition": definition})
+    await asyncio.sleep(QUIET_SECONDS)
+    before = await site.counts()
+    works = list(_works(site, seed, rate))
+    failures = await _use(site, works, seconds, seed, measured, stop)
+    verdicts = [verdict for work in works for verdict in work.verdicts()]
+    verdicts += [Verdict("clients", not failures, "; ".join(failures[:3]) or "none failed")]
+    verdicts += _grown(measured, seconds)
+    await site.remove_leftovers()
+    verdicts.append(judges.judge_base(before, await _after(site, before)))
+    return verdicts
 
 
 def _commit() -> str:
@@ -128,41 +173,39 @@ async def _use(
     is_over = asyncio.Event()
     failures: list[str] = []
     for work in works:
-        await work.prepare()
-    looking = asyncio.create_task(_measure(site, measured, seconds))
-    disturbing = asyncio.create_task(_disturb(site, measured, random.Random(seed)))
-    running = {asyncio.create_task(work.run(is_over)): type(work).__name__ for work in works}
-    try:
-        async with asyncio.timeout(seconds):
-            await stop.wait()
-    except TimeoutError:
-        pass
-    finally:
-        for task in (disturbing, looking):
-            task.cancel()
-        failures += [
-            repr(error)
-            for error in await asyncio.gather(disturbing, looking, return_exceptions=True)
-            if error is not None and not isinstance(error, asyncio.CancelledError)
-        ]
+        failures += await _each([work], lambda one: one.prepare())
+    if failures:
+        raise SoakError(f"clients do not connect: {'; '.join(failures)}")
+    print("soak: all clients are connected", file=sys.stderr, flush=True)
+
+    async def end() -> None:
+        await pause(stop, seconds)
         is_over.set()
-        ended = await asyncio.gather(*running, return_exceptions=True)
-        failures += [
-            f"{name}: {error!r}"
-            for name, error in zip(running.values(), ended, strict=True)
-            if error is not None
-        ]
-        await asyncio.gather(*(work.settle() for work in works))
-        for work in works:
-            failures += work.failures
-            await work.close()
-    return failures
+
+    failures += await within(
+        seconds + STEP_SECONDS,
+        [
+            ("end", end()),
+            ("measuring", _measure(site, measured, seconds, is_over)),
+            ("disturbing", _disturb(site, measured, random.Random(seed), is_over)),
+            *((work.name, work.run(is_over)) for work in works),
+        ],
+    )
+    failures += await _each(works, lambda one: one.settle())
+    for work in works:
+        failures += work.failures
+    return failures + await _each(works, lambda one: one.close())
 
 
-async def _measure(site: Site, measured: Measured, seconds: float) -> None:
+async def _each(works: list[Work], step: Callable[[Work], Coroutine[Any, Any, None]]) -> list[str]:
+    """Let works take a step together; which of them failed, or have not done it in time."""
+    return await within(STEP_SECONDS, [(work.name, step(work)) for work in works])
+
+
+async def _measure(site: Site, measured: Measured, seconds: float, is_over: asyncio.Event) -> None:
     begin = time.monotonic()
     next_heap = 0.0
-    while True:
+    while not is_over.is_set():
         at = time.monotonic() - begin
         measured.resident.append((at, site.resident_bytes()))
         measured.disk.append((at, await asyncio.to_thread(site.disk_bytes)))
@@ -174,12 +217,13 @@ async def _measure(site: Site, measured: Measured, seconds: float) -> None:
                 measured.objects.append((at, heap["objects"]))
             next_heap = at + max(seconds / HEAP_LOOKS, SAMPLE_SECONDS)
         _show(f"{at:.0f} s of {seconds:.0f}, {measured.resident[-1][1] / 2**20:.1f} MiB resident")
-        await asyncio.sleep(SAMPLE_SECONDS)
+        await pause(is_over, SAMPLE_SECONDS)
 
 
-async def _disturb(site: Site, measured: Measured, draw: random.Random) -> None:
-    while True:
-        await asyncio.sleep(draw.expovariate(1 / DISTURBANCE_SECONDS))
+async def _disturb(
+    site: Site, measured: Measured, draw: random.Random, is_over: asyncio.Event
+) -> None:
+    while not await pause(is_over, draw.expovariate(1 / DISTURBANCE_SECONDS)):
         site.disturb(draw)
         measured.disturbances += 1
 
@@ -232,13 +276,23 @@ def main(arguments: list[str]) -> int:
     print(f"soak: seed {seed}", file=sys.stderr)
     # Connections are lost on purpose.
     logging.disable()
-    with asyncio.Runner(loop_factory=loop_factory()) as runner:
+    # Should anything block the loop, it ends here, and the broker with it.
+    faulthandler.dump_traceback_later(options.seconds + LAST_RESORT_SECONDS, exit=True)
+    # It is not closed: that would wait for clients that do not end.
+    runner = asyncio.Runner(loop_factory=loop_factory())
+    try:
         report = runner.run(
             soak(options.seconds, seed, options.rate, counts_objects=options.objects)
         )
+    except (SoakError, ClientError) as error:
+        print(f"soak: {error}", file=sys.stderr)
+        return 1
     print(json.dumps(report) if options.json else as_text(report))
     return 0 if all(verdict["is_kept"] for verdict in report["verdicts"]) else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_code = main(sys.argv[1:])
+    sys.stdout.flush()
+    # Threads of clients that do not end are not waited for.
+    os._exit(exit_code)

@@ -13,7 +13,7 @@ from aiormq.abc import AbstractChannel, DeliveredMessage, FieldValue
 
 from bench.soak.accounts import Account
 from bench.soak.site import Site
-from bench.soak.works import GONE, Work
+from bench.soak.works import GONE, Work, pause
 from trivium.cli.network import LOOPBACK, Network
 
 ORDERS: Final = "soak.orders"
@@ -106,7 +106,7 @@ class Orders(Work):
                 )
                 if isinstance(confirmed, aiormq.spec.Basic.Ack):
                     account.acknowledged.add(number)
-                await self.pause(stop, 1 / self.rate)
+                await pause(stop, 1 / self.rate)
 
     async def _publish_together(self, stop: asyncio.Event) -> None:
         """In transactions, some of which are rolled back."""
@@ -127,7 +127,7 @@ class Orders(Work):
                     await opened.tx_commit(timeout=_ANSWER_SECONDS)
                     for number in numbers:
                         account.acknowledged.add(number)
-                await self.pause(stop, _TOGETHER / self.rate)
+                await pause(stop, _TOGETHER / self.rate)
 
     def _account_of(self, body: bytes) -> Account | None:
         for account in self.accounts:
@@ -196,7 +196,7 @@ class AmqpVisitors(Work):
                     b"here", exchange="amq.topic", routing_key=f"visit.{declared.queue}"
                 )
                 await opened.basic_get(declared.queue)
-                await self.pause(stop, self.draw.uniform(0, 1))
+                await pause(stop, self.draw.uniform(0, 1))
                 if self.draw.random() < 0.5:
                     network.cut()
         finally:

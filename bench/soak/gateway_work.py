@@ -10,7 +10,7 @@ import aiohttp
 
 from bench.soak.accounts import Account
 from bench.soak.site import HEADERS, PATIENCE, Site
-from bench.soak.works import AGAIN_SECONDS, GONE, Work
+from bench.soak.works import AGAIN_SECONDS, GONE, Work, pause
 from trivium.cli.network import LOOPBACK
 
 _QUEUE: Final = "soak-gateway"
@@ -45,7 +45,7 @@ class Gateway(Work):
     async def run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             await self._publish()
-            await self.pause(stop, _TOGETHER / self.rate)
+            await pause(stop, _TOGETHER / self.rate)
 
     async def close(self) -> None:
         await super().close()

@@ -17,7 +17,7 @@ from paho.mqtt.properties import Properties
 from bench.soak.accounts import Account
 from bench.soak.judges import Verdict, judge_promises
 from bench.soak.site import LOOK_SECONDS, PATIENCE, Site, until
-from bench.soak.works import Work
+from bench.soak.works import Work, pause
 from trivium.cli.network import LOOPBACK, Network
 
 #: Seconds for which a session is kept: beyond the longest soak, and a moment.
@@ -132,7 +132,7 @@ class Sensors(Work):
         while not stop.is_set():
             if len(self._under_way) < 1000:
                 self._publish()
-            await self.pause(stop, 1 / self.rate)
+            await pause(stop, 1 / self.rate)
 
     def _publish(self) -> None:
         kind = self.draw.randrange(3)
@@ -258,7 +258,7 @@ class Wills(Work):
         )
         try:
             await client.open()
-            await self.pause(stop, self.draw.uniform(0.05, 1))
+            await pause(stop, self.draw.uniform(0.05, 1))
             if is_abrupt:
                 if client.is_connected:
                     self._wills.acknowledged.add(number)

@@ -11,7 +11,7 @@ from typing import Final
 
 from bench.soak.accounts import Account
 from bench.soak.site import Site
-from bench.soak.works import Work
+from bench.soak.works import Work, pause
 from trivium.cli.network import LOOPBACK
 from trivium_native.client.client import Client, connect
 from trivium_native.client.transaction import Transaction
@@ -80,7 +80,7 @@ class Pipeline(Work):
                 numbered = replace(producer, sequence=self._first + number)
                 await client.publish_batch([message], numbered)
                 account.acknowledged.add(number)
-                await self.pause(stop, 1 / self.rate)
+                await pause(stop, 1 / self.rate)
 
     async def _pump(self) -> None:
         async with self._client() as client, client.consume(_QUEUE, credit=20) as deliveries:

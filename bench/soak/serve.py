@@ -3,11 +3,13 @@
 On SIGUSR1 it has the C library give back what is free, and writes how much memory is left, and how
 many blocks of it Python has, to a file beside the data directory. With ``SOAK_OBJECTS`` set, the
 numbers of objects by type as well, of those that the collector of cycles walks and of the others.
+When the soak is gone, however it ended, so is the broker.
 """
 
 from __future__ import annotations
 
 import collections
+import ctypes
 import gc
 import json
 import os
@@ -21,6 +23,7 @@ from trivium.cli import main
 from trivium.observability.process import release_free_memory, resident_bytes
 
 HEAP: Final = "heap.json"
+_PR_SET_PDEATHSIG: Final = 1
 
 
 def _tell(_number: int, _frame: FrameType | None) -> None:
@@ -41,6 +44,15 @@ def _tell(_number: int, _frame: FrameType | None) -> None:
     new.rename(place)
 
 
+def _end_with_parent() -> None:
+    """Get SIGTERM when the process that has started this one ends (prctl(2))."""
+    parent = os.getppid()
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGTERM))
+    if os.getppid() != parent:
+        sys.exit("the soak has ended")
+
+
 if __name__ == "__main__":
+    _end_with_parent()
     signal.signal(signal.SIGUSR1, _tell)
     sys.exit(main(sys.argv[1:]))

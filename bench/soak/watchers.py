@@ -13,7 +13,7 @@ from typing import Final
 import aiohttp
 
 from bench.soak.site import HEADERS
-from bench.soak.works import Work
+from bench.soak.works import Work, pause
 from interop.chromium import Page, page
 from trivium.cli.network import LOOPBACK
 
@@ -51,7 +51,7 @@ class Scrapes(Work):
     async def run(self, stop: asyncio.Event) -> None:
         while not stop.is_set():
             await self.site.ask("GET", self.draw.choice(_PATHS))
-            await self.pause(stop, 1 / _SCRAPES_A_SECOND)
+            await pause(stop, 1 / _SCRAPES_A_SECOND)
 
 
 class LiveFigures(Work):
@@ -82,9 +82,13 @@ class Browser(Work):
         is_over = threading.Event()
         browsing = asyncio.create_task(asyncio.to_thread(self._browse, is_over))
         stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait({browsing, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        is_over.set()
-        stopping.cancel()
+        try:
+            await asyncio.wait({browsing, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            # The browser is closed by its thread, also where this is cancelled.
+            is_over.set()
+            stopping.cancel()
+            await asyncio.wait({browsing})
         await browsing
 
     def _browse(self, is_over: threading.Event) -> None:

@@ -33,6 +33,14 @@ SIZE: Final = 200
 WINDOW: Final = 200
 
 
+async def pause(stop: asyncio.Event, seconds: float) -> bool:
+    """Wait so long, or until something is to stop, and whether it is."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await stop.wait()
+    return stop.is_set()
+
+
 class Work:
     """One kind of use: ``prepare``, ``run`` until it is to stop, ``settle``, ``close``."""
 
@@ -43,6 +51,11 @@ class Work:
         self.rate = rate
         self.accounts: list[Account] = []
         self._background: list[asyncio.Task[None]] = []
+
+    @property
+    def name(self) -> str:
+        """What a failure of it is told by."""
+        return type(self).__name__
 
     async def prepare(self) -> None:
         """Make what it needs, and connect, before anything is disturbed."""
@@ -76,19 +89,13 @@ class Work:
         for account in self.accounts:
             yield judge_promises(account.name, account.report())
 
-    async def pause(self, stop: asyncio.Event, seconds: float) -> None:
-        """Wait so long, or until it is to stop."""
-        with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await stop.wait()
-
     async def repeat(self, stop: asyncio.Event, once: Callable[[], Awaitable[None]]) -> None:
         """Do something again and again, also after its connection is lost."""
         while not stop.is_set():
             try:
                 await once()
             except GONE:
-                await self.pause(stop, AGAIN_SECONDS)
+                await pause(stop, AGAIN_SECONDS)
 
 
 class RoadWork(Work):
@@ -119,6 +126,10 @@ class RoadWork(Work):
         )
         pace = Pace(publishers=1, size=SIZE, window=WINDOW, rate=rate, patience=SETTLE_SECONDS)
         self._load = Load(roads()[scheme](site.server(door), plan), plan, pace)
+
+    @property
+    def name(self) -> str:
+        return self._load.plan.name
 
     async def prepare(self) -> None:
         await self._load.start()
