@@ -155,6 +155,11 @@ def native_group_deletion(server: Server) -> bool:
     return by_native(frames.DELETE, kind="group", name="g")(server)
 
 
+def native_description(server: Server) -> bool:
+    server.native("root").ask(frames.COMMIT, stream="s", group="g", offsets=[[0, 0]])
+    return by_native(frames.DESCRIBE_GROUP, group="g", streams=["s"])(server)
+
+
 def native_transaction(request: int, *entries: bytes, **fields: Any) -> Callable[[Server], bool]:
     """TX or STAGE of the producer ``p``, which is there."""
 
@@ -370,6 +375,7 @@ ROWS = [
         [(CONFIGURE, "a"), (WRITE, "p")],
         by_native(frames.DELETE, kind="part", name="a", producer="p"),
     ),
+    Row("native DESCRIBE_GROUP", [(READ, "s"), (READ, "g")], native_description),
     Row("native DELETE group", [(CONFIGURE, "g")], native_group_deletion),
     Row(
         "native DELETE producer",

@@ -6,8 +6,9 @@ import pytest
 
 from tests.support.core import broker_of, message, open_broker, open_vhost
 from tests.support.steps import steps
-from trivium.errors import NotFound, PreconditionFailed
-from trivium.groups.offsets import Groups
+from trivium.errors import LimitExceeded, NotFound, PreconditionFailed
+from trivium.groups import offsets
+from trivium.groups.offsets import MAX_METADATA_BYTES, Groups
 from trivium.storage.memory import MemoryStorage, MemoryTable
 from trivium.streams.stream import Stream
 from trivium.vhost.virtual_host import VirtualHost
@@ -75,6 +76,58 @@ def test_commits_survive_a_restart_whatever_the_name(stream: Stream) -> None:
     assert again.names() == sorted(["g", "a/b/c", "/", "é"])
     for name in again.names():
         assert again.committed(name, stream) == {0: 7, 2: 0}
+
+
+def metadata_of(groups: Groups, group: str, stream: Stream) -> list[str]:
+    return [lag.metadata for lag in groups.lag(group, stream)]
+
+
+def test_what_is_kept_with_an_offset_lasts_until_the_next_commit(stream: Stream) -> None:
+    table = MemoryTable()
+    groups = Groups(table)
+    groups.commit("g", stream, [(0, 1), (1, 0)], {0: "at é", 1: "other"})
+    assert metadata_of(groups, "g", stream) == ["at é", "other", ""]
+    again = Groups(table)
+    assert metadata_of(again, "g", stream) == ["at é", "other", ""]
+    assert again.committed("g", stream) == {0: 1, 1: 0}
+    again.commit("g", stream, [(0, 2)])
+    assert metadata_of(again, "g", stream) == ["", "other", ""]
+    assert metadata_of(Groups(table), "g", stream) == ["", "other", ""]
+
+
+def test_what_is_kept_with_an_offset_is_bounded(
+    stream: Stream, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    groups = Groups(MemoryTable())
+    with pytest.raises(PreconditionFailed, match="4096 bytes"):
+        groups.commit("g", stream, [(0, 1)], {0: "é" * (MAX_METADATA_BYTES // 2) + "x"})
+    assert groups.names() == []
+    monkeypatch.setattr(offsets, "MAX_ALL_METADATA_BYTES", 100)
+    groups.commit("g", stream, [(0, 1)], {0: "x" * 100})
+    with pytest.raises(LimitExceeded, match="100 bytes"):
+        groups.commit("h", stream, [(0, 1)], {0: "x"})
+    # In place of what was there is room; and so there is once that is gone.
+    groups.commit("g", stream, [(0, 2)], {0: "y" * 100})
+    groups.delete("g")
+    groups.commit("h", stream, [(0, 1)], {0: "x" * 60})
+    groups.forget(stream)
+    groups.commit("h", stream, [(0, 1)], {0: "x" * 100})
+
+
+def test_groups_and_offsets_are_bounded(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
+    groups = Groups(MemoryTable())
+    monkeypatch.setattr(offsets, "MAX_GROUPS", 2)
+    monkeypatch.setattr(offsets, "MAX_OFFSETS", 3)
+    groups.commit("a", stream, [(0, 1), (1, 0)])
+    groups.commit("b", stream, [(0, 1)])
+    with pytest.raises(LimitExceeded, match="at most 2 groups"):
+        groups.commit("c", stream, [(0, 1)])
+    with pytest.raises(LimitExceeded, match="at most 3 committed offsets"):
+        groups.commit("b", stream, [(0, 1), (2, 0)])
+    # What is there already goes on, and what has gone makes room.
+    groups.commit("a", stream, [(0, 2), (1, 0)])
+    groups.delete("a")
+    groups.commit("c", stream, [(0, 1), (1, 0)])
 
 
 def test_commits_of_a_vhost_are_in_its_storage() -> None:

@@ -18,7 +18,16 @@ from trivium.errors import (
     StaleMember,
 )
 from trivium.groups.assignment import RANGE, ROUND_ROBIN, STICKY
-from trivium.groups.membership import MAX_GROUP_MEMBERS, MAX_SHARED_PER_TURN, MemberListener
+from trivium.groups.membership import (
+    EMPTY,
+    EXCLUSIVE,
+    MAX_GROUP_MEMBERS,
+    MAX_SHARED_PER_TURN,
+    REBALANCING,
+    STABLE,
+    MemberListener,
+    phase_of,
+)
 from trivium.storage.memory import MemoryStorage
 from trivium.streams.stream import Partition, Stream
 from trivium.vhost.virtual_host import VirtualHost
@@ -423,6 +432,51 @@ def test_a_group_in_use_is_not_deleted_but_a_held_one_is(
 
 
 # Limits
+
+
+def test_members_that_are_dismissed_join_again(vhost: VirtualHost, stream: Stream) -> None:
+    memberships = vhost.memberships
+    a, b = Client(vhost, "a").join(), Client(vhost, "b").join()
+    calls = (a.calls, b.calls)
+    memberships.dismiss("g")
+    assert memberships.members("g") is None
+    # Each was asked for a heartbeat, by which it hears of it, and once at most.
+    assert (a.calls, b.calls) == (1, calls[1] + 1)
+    for client in (a, b):
+        with pytest.raises(StaleMember):
+            client.beat()
+    vhost.groups.commit("g", stream, [(0, 0)])
+    before = a.generation
+    assert a.join().generation > before
+    memberships.dismiss("nobody")
+
+
+def test_a_holder_that_is_dismissed_holds_the_group_no_more(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    generation = vhost.memberships.join_exclusively("g", "h")
+    vhost.memberships.dismiss("g")
+    with pytest.raises(StaleMember):
+        vhost.memberships.check_commit("g", "h", generation, stream, [0])
+    assert Client(vhost, "a").join().generation > generation
+
+
+def test_the_phase_of_a_group_says_whether_its_partitions_are_where_they_belong(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    memberships = vhost.memberships
+    vhost.groups.commit("g", stream, [(0, 0)])
+    assert phase_of(memberships, "g") == EMPTY
+    a = Client(vhost, "a").join()
+    assert phase_of(memberships, "g") == STABLE
+    b = Client(vhost, "b").join()
+    assert phase_of(memberships, "g") == REBALANCING
+    a.beat().beat()
+    assert phase_of(memberships, "g") == REBALANCING
+    b.beat()
+    assert phase_of(memberships, "g") == STABLE
+    memberships.join_exclusively("g", "h")
+    assert phase_of(memberships, "g") == EXCLUSIVE
 
 
 def test_a_group_has_a_limited_number_of_members(vhost: VirtualHost, stream: Stream) -> None:

@@ -80,13 +80,22 @@ async def test_a_group_is_shown_with_its_lag_reset_and_deleted(tmp_path: Path) -
         path = "vhosts/%2F/groups/g"
         status, found = await site.ask("GET", path)
         assert (status, found["lag"], found["streams"]) == (200, 3, ["s"])
-        assert (found["members"], found["holder"]) == (0, None)
-        positions = [{"stream": "s", "partition": 0, "offset": 4}]
+        assert (found["members"], found["holder"], found["state"]) == (0, None, "empty")
+        positions: list[dict[str, Any]] = [
+            {"stream": "s", "partition": 0, "offset": 4, "metadata": "by hand"}
+        ]
         wanted = {"positions": positions}
         assert await site.ask("PUT", path + "/offsets", json=wanted) == (204, None)
         status, found = await site.ask("GET", path + "/offsets")
         assert found["items"] == [
-            {"stream": "s", "partition": 0, "committed": 4, "high_watermark": 5, "lag": 1}
+            {
+                "stream": "s",
+                "partition": 0,
+                "committed": 4,
+                "high_watermark": 5,
+                "lag": 1,
+                "metadata": "by hand",
+            }
         ]
         status, found = await site.ask("GET", "vhosts/%2F/streams/s/groups")
         assert found["items"] == [
@@ -182,6 +191,33 @@ async def test_a_name_is_as_long_on_the_line_as_it_may_be(tmp_path: Path) -> Non
         longest = quote("\U0010ffff" * 1023) + "/"
         path = f"vhosts/%2F/retained-levels?prefix={longest}&after={longest}"
         assert (await site.ask("GET", path))[0] == 200
+
+
+async def test_a_group_with_members_is_reset_only_by_force(tmp_path: Path) -> None:
+    async with serve(tmp_path, protocols=["native"]) as site:
+        await site.ask("PUT", "vhosts/%2F/streams/s", json={"partitions": 1})
+        address = site.broker.listeners["native"]
+        async with trivium_native.connect(f"trivium://root:p@{address}") as client:
+            await client.publish(b"0", routing_key="s", exchange="")
+            holder = await client.join_exclusively("g", "h")
+            await client.commit("g", "s", {0: 1}, membership=holder)
+            path = "vhosts/%2F/groups/g"
+            reset: dict[str, Any] = {"to": "first", "streams": ["s"]}
+            assert (await site.ask("GET", path))[1]["state"] == "exclusive"
+            assert (await site.ask("PUT", path + "/offsets", json=reset))[0] == 409
+            member = {"member": "one", "streams": ["s"]}
+            reset["force"] = True
+            assert await site.ask("PUT", path + "/offsets", json=reset) == (204, None)
+            with pytest.raises(trivium_native.errors.StaleMember):
+                await client.commit("g", "s", {0: 1}, membership=holder)
+            assert (await site.ask("POST", path + "/members", json=member))[0] in (200, 201)
+            reset["force"] = False
+            assert (await site.ask("PUT", path + "/offsets", json=reset))[0] == 409
+            reset = {"to": "next", "streams": ["s"], "force": True}
+            assert await site.ask("PUT", path + "/offsets", json=reset) == (204, None)
+        (offsets,) = (await site.ask("GET", path + "/offsets"))[1]["items"]
+        assert (offsets["committed"], offsets["lag"]) == (1, 0)
+        assert (await site.ask("GET", path + "/members"))[1]["items"] == []
 
 
 async def test_a_group_is_reset_and_deleted_by_who_may(tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ def test_groups(commands: Commands) -> None:
     assert commands.rows("group", "members", "billing") == []
     for place in ("first", "next", "last"):
         commands.done("group", "reset", "billing", "--to", place, "--partition", "0", "--yes")
+    commands.done("group", "reset", "billing", "--to", "first", "--force", "--yes")
     commands.done("group", "reset", "billing", "--to", "time", "--time", "2026-03-01", "--yes")
     (shown,) = commands.rows("group", "show", "billing")
     assert shown["streams"] == ["readings"]

@@ -179,7 +179,7 @@ def test_frame_types_are_the_documented_ones() -> None:
     documented = vectors.frame_types()
     assert {documented.pop("POLL")} == frames.RESERVED
     assert documented == {name: getattr(frames, name) for name in documented}
-    assert len(documented) == 42
+    assert len(documented) == 44
 
 
 def test_error_codes_are_the_documented_ones() -> None:

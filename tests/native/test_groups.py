@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import msgpack
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from tests.support.native import Client, Server, entry, publish
 from tests.support.storages import HeldStorage
 from trivium.config import Config, Listen
+from trivium.security.permissions import grants_of
+from trivium_native.client import group_operations
+from trivium_native.client.operations import Operation
+from trivium_native.server import group_descriptions
+from trivium_native.values import GroupInfo, GroupMember, GroupOffset
 from trivium_native.wire import frames
 
 CONFIG = Config(listen={"native": Listen(0)})
@@ -30,6 +38,12 @@ def add_stream(server: Server) -> Server:
     if isinstance(server.storage, HeldStorage):
         server.sync()
     return server
+
+
+@cache
+def filled() -> Server:
+    """One server for many examples."""
+    return add_stream(Server(None, CONFIG))
 
 
 class Member:
@@ -150,7 +164,7 @@ def test_the_new_owner_goes_on_where_the_old_one_committed(server: Server) -> No
     b.ask(frames.COMMIT, **b.commit(0, 6))
     assert a.refused(frames.COMMIT, **a.commit(0, 7)) == 312
     committed = a.ask(frames.COMMITTED, group="g", stream="s")["partitions"]
-    assert committed[0] == [0, 6, 4]
+    assert committed[0] == [0, 6, 4, None]
 
 
 def test_a_stale_member_is_refused_and_told_so(server: Server) -> None:
@@ -277,6 +291,11 @@ def test_a_group_with_members_is_not_deleted(server: Server) -> None:
         (frames.HEARTBEAT, {"member": "a", "generation": 1, "owned": [["s", 1, [0]]]}),
         (frames.LEAVE, {"generation": 1}),
         (frames.COMMIT, {"stream": "s", "offsets": [[0, 1]], "member": "a"}),
+        (frames.COMMIT, {"stream": "s", "offsets": [[0, 1, b"x"]]}),
+        (frames.COMMIT, {"stream": "s", "offsets": [[True, 1, "x"]]}),
+        (frames.COMMIT, {"stream": "s", "offsets": [[0, 1, "x", 1]]}),
+        (frames.DESCRIBE_GROUP, {"streams": ["s"] * 257}),
+        (frames.DESCRIBE_GROUP, {"stream": "s"}),
     ],
 )
 def test_requests_with_wrong_fields_are_refused(
@@ -317,3 +336,238 @@ def test_a_generation_is_told_only_once_it_is_durable() -> None:
     fields["owned"] = [["s", incarnation, [0, 1, 2, 3]]]
     ((kind, correlation, body),) = client.send(frames.HEARTBEAT, 7, fields)
     assert (kind, correlation, msgpack.unpackb(body)["generation"]) == (frames.OK, 7, 2)
+
+
+# What is kept with an offset
+
+
+def test_a_text_is_kept_with_an_offset_until_the_next_commit(server: Server) -> None:
+    client = server.open()
+    offsets = [[0, 7, "at é"], [1, 0, None], [2, 0]]
+    client.ask(frames.COMMIT, group="g", stream="s", offsets=offsets)
+    found = client.ask(frames.COMMITTED, group="g", stream="s")["partitions"]
+    assert found == [[0, 7, 3, "at é"], [1, 0, 0, None], [2, 0, 0, None], [3, None, 0, None]]
+    client.ask(frames.COMMIT, group="g", stream="s", offsets=[[0, 8]])
+    assert client.ask(frames.COMMITTED, group="g", stream="s")["partitions"][0] == [0, 8, 2, None]
+
+
+def test_a_text_that_is_too_long_refuses_the_commit_as_a_whole(server: Server) -> None:
+    client = server.open()
+    offsets = [[1, 0], [0, 7, "x" * 4097]]
+    assert client.refused(frames.COMMIT, group="g", stream="s", offsets=offsets) == 302
+    assert not server.vhost.groups.has("g")
+
+
+@given(
+    st.lists(
+        st.one_of(
+            st.lists(
+                st.one_of(
+                    st.integers(-2, 12), st.text(max_size=3), st.none(), st.booleans(), st.binary()
+                ),
+                max_size=4,
+            ),
+            st.integers(-2, 2),
+            st.none(),
+        ),
+        max_size=4,
+    )
+)
+def test_whatever_offsets_are_committed_all_or_none_are_and_the_connection_goes_on(
+    offsets: list[Any],
+) -> None:
+    client = filled().open()
+    client.send(frames.DELETE, 0, {"kind": "group", "name": "g"})
+    fields = {"group": "g", "stream": "s", "offsets": offsets}
+    ((kind, _, body),) = client.send(frames.COMMIT, 7, fields)
+    expected: dict[int, tuple[int, str | None]] = {}
+    if kind == frames.OK:
+        expected = {
+            each[0]: (each[1], (each[2] or None) if len(each) == 3 else None) for each in offsets
+        }
+    else:
+        assert msgpack.unpackb(body)[0] in (300, 301, 302)
+    found = client.ask(frames.COMMITTED, group="g", stream="s")["partitions"]
+    assert {row[0]: (row[1], row[3]) for row in found if row[1] is not None} == expected
+
+
+# What there is
+
+
+def test_groups_are_listed_with_how_it_is_with_them(server: Server) -> None:
+    client = server.open()
+    assert client.ask(frames.LIST_GROUPS) == {"groups": []}
+    client.ask(frames.COMMIT, group="idle", stream="s", offsets=[[0, 1]])
+    client.ask(frames.JOIN, group="held", member="h", exclusive=True)
+    a = Member(server, "a").join(strategy="range")
+    Member(server, "b").join(strategy="range")
+    row = {"holder": None, "strategy": None, "members": 0, "generation": 0}
+    assert client.ask(frames.LIST_GROUPS) == {
+        "groups": [
+            row
+            | {
+                "name": "g",
+                "state": "rebalancing",
+                "strategy": "range",
+                "members": 2,
+                "generation": 2,
+            },
+            row | {"name": "held", "state": "exclusive", "holder": "h", "generation": 1},
+            row | {"name": "idle", "state": "empty"},
+        ]
+    }
+    a.ask(frames.LEAVE, group="g", member="a", generation=a.generation)
+    assert client.ask(frames.LIST_GROUPS, after="f", limit=1)["groups"][0]["members"] == 1
+
+
+def test_groups_are_listed_in_pages(server: Server) -> None:
+    client = server.open()
+    names = [f"g{number}" for number in range(7)]
+    for name in names:
+        client.ask(frames.COMMIT, group=name, stream="s", offsets=[[0, 1]])
+    found: list[list[str]] = []
+    after: str | None = ""
+    while after is not None:
+        reply = client.ask(frames.LIST_GROUPS, after=after, limit=3)
+        found.append([row["name"] for row in reply["groups"]])
+        after = reply.get("next")
+    assert found == [names[:3], names[3:6], names[6:]]
+
+
+def test_groups_that_are_much_work_fill_a_page(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_descriptions, "MAX_SHARED_PER_TURN", 5)
+    client = server.open()
+    for name in ("a", "b", "c"):
+        # A member and four partitions.
+        client.ask(frames.JOIN, group=name, member="m", streams=["s"])
+    first = client.ask(frames.LIST_GROUPS)
+    assert ([row["name"] for row in first["groups"]], first["next"]) == (["a", "b"], "b")
+    second = client.ask(frames.LIST_GROUPS, after="b")
+    assert ([row["name"] for row in second["groups"]], "next" in second) == (["c"], False)
+
+
+@pytest.mark.parametrize(
+    "fields", [{"limit": 0}, {"limit": 1001}, {"after": 1}, {"after": "x" * 256}, {"groups": ["g"]}]
+)
+def test_a_list_with_wrong_fields_is_refused(server: Server, fields: dict[str, Any]) -> None:
+    assert server.open().refused(frames.LIST_GROUPS, **fields) == 300
+
+
+def test_a_group_is_described_by_its_members_and_how_far_it_is(server: Server) -> None:
+    server.vhost.declare_stream("t")
+    client = server.open()
+    client.ask(frames.COMMIT, group="g", stream="s", offsets=[[0, 7, "note"], [3, 0]])
+    a = Member(server, "a").join(session_ms=9000)
+    incarnation = {name: server.vhost.stream(name).incarnation for name in ("s", "t")}
+    both = {"group": "g", "member": "b", "streams": ["t", "s"]}
+    client.ask(frames.JOIN, **both)
+    found = client.ask(frames.DESCRIBE_GROUP, group="g")
+    assert found == {
+        "name": "g",
+        "state": "rebalancing",
+        "generation": 2,
+        "holder": None,
+        "strategy": "sticky",
+        "members": [
+            {
+                "member": "a",
+                "generation": a.generation,
+                "session_ms": 9000,
+                "streams": ["s"],
+                "owned": [["s", incarnation["s"], [0, 1, 2, 3]]],
+            },
+            {
+                "member": "b",
+                "generation": 2,
+                "session_ms": 30_000,
+                "streams": ["s", "t"],
+                "owned": [["t", incarnation["t"], [0]]],
+            },
+        ],
+        "offsets": [
+            [
+                "s",
+                incarnation["s"],
+                [
+                    [0, 7, 10, 3, "note"],
+                    [1, None, 0, 0, None],
+                    [2, None, 0, 0, None],
+                    [3, 0, 0, 0, None],
+                ],
+            ],
+            ["t", incarnation["t"], [[0, None, 0, 0, None]]],
+        ],
+    }
+    narrowed = client.ask(frames.DESCRIBE_GROUP, group="g", streams=["t"])
+    assert narrowed["offsets"] == found["offsets"][1:]
+    assert client.refused(frames.DESCRIBE_GROUP, group="g", streams=["none"]) == 301
+    assert client.refused(frames.DESCRIBE_GROUP, group="none") == 301
+
+
+def test_a_description_that_a_client_would_not_take_is_refused(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client = server.open()
+    offsets = [[0, 0, "x" * 4096]]
+    for number in range(256):
+        name = f"{number:03}"
+        server.vhost.declare_stream(name)
+        client.ask(frames.COMMIT, group="g", stream=name, offsets=offsets)
+    assert client.refused(frames.DESCRIBE_GROUP, group="g") == 403
+    client.ask(frames.DESCRIBE_GROUP, group="g", streams=["000"])
+    monkeypatch.setattr(group_descriptions, "MAX_TOLD", 3)
+    assert client.refused(frames.DESCRIBE_GROUP, group="g", streams=["s"]) == 403
+    Member(server, "a").join()
+    assert client.refused(frames.DESCRIBE_GROUP, group="g", streams=["000"]) == 403
+
+
+def test_groups_are_shown_to_who_may_read_them_or_watches() -> None:
+    server = add_stream(Server(None, CONFIG))
+    server.vhost.declare_stream("t")
+    server.open().ask(frames.JOIN, group="g", member="m", streams=["s", "t"])
+    for group in ("g", "other"):
+        for stream in ("s", "t"):
+            server.vhost.groups.commit(group, server.vhost.stream(stream), [(0, 0)])
+    root, client = server.open(), server.greet()
+    root.ask(frames.MANAGE_USERS, action="add", name="ann", password=b"p")
+    grants = grants_of({"/": {"configure": "", "write": "", "read": "^[gs]$"}}, {}, [], [])
+    server.broker.permissions.set_user("ann", grants)
+    client.send(frames.AUTH, 2, {"username": "ann", "password": b"p"})
+    assert [row["name"] for row in client.ask(frames.LIST_GROUPS)["groups"]] == ["g"]
+    found = client.ask(frames.DESCRIBE_GROUP, group="g")
+    assert [stream for stream, _, _ in found["offsets"]] == ["s"]
+    (member,) = found["members"]
+    assert (member["streams"], [each[0] for each in member["owned"]]) == (["s"], ["s"])
+    denied = server.broker.permissions.denials
+    assert client.refused(frames.DESCRIBE_GROUP, group="other") == 201
+    assert client.refused(frames.DESCRIBE_GROUP, group="g", streams=["t"]) == 201
+    # A list is no attempt at what it leaves out.
+    assert server.broker.permissions.denials == denied + 2
+    # By its tag: it may read neither.
+    root.ask(frames.MANAGE_USERS, action="tags", name="ann", tags=["monitoring"])
+    grants = grants_of({"/": {"configure": "", "write": "", "read": "^none$"}}, {}, [], [])
+    server.broker.permissions.set_user("ann", grants)
+    watcher = server.greet()
+    watcher.send(frames.AUTH, 2, {"username": "ann", "password": b"p"})
+    assert watcher.ask(frames.LIST_GROUPS) == root.ask(frames.LIST_GROUPS)
+    described = root.ask(frames.DESCRIBE_GROUP, group="g")
+    assert watcher.ask(frames.DESCRIBE_GROUP, group="g") == described
+
+
+def test_the_clients_read_what_is_told_of_groups(server: Server) -> None:
+    client = server.open()
+    client.ask(frames.COMMIT, group="g", stream="s", offsets=[[0, 7, "note"]])
+    Member(server, "a").join()
+
+    def result(operation: Operation[Any]) -> Any:
+        ((kind, correlation, body),) = client.send(operation.kind, 7, operation.body)
+        return operation.result(frames.Frame(kind, correlation, body))
+
+    info = GroupInfo("g", "stable", 1, None, "sticky", 1)
+    assert result(group_operations.groups(limit=5)) == ([info], None)
+    found = result(group_operations.describe_group("g", streams=["s"]))
+    assert (found.group, found.offsets["s"][0]) == (info, GroupOffset(0, 7, 3, "note"))
+    assert found.members == [GroupMember("a", 1, 30.0, ["s"], {"s": [0, 1, 2, 3]})]
+    assert result(group_operations.committed("g", "s"))[0] == GroupOffset(0, 7, 3, "note")

@@ -433,10 +433,10 @@ def test_the_number_of_searches_is_bounded(server: Server, client: Client) -> No
 def test_commit_and_committed(server: Server, client: Client) -> None:
     group = {"group": "g", "stream": "s"}
     incarnation = server.vhost.stream("s").incarnation
-    none = {"incarnation": incarnation, "partitions": [[0, None, 4]]}
+    none = {"incarnation": incarnation, "partitions": [[0, None, 4, None]]}
     assert client.ask(frames.COMMITTED, **group) == none
     assert client.ask(frames.COMMIT, **group, offsets=[[0, 3]], incarnation=incarnation) == {}
-    some = {"incarnation": incarnation, "partitions": [[0, 3, 1]]}
+    some = {"incarnation": incarnation, "partitions": [[0, 3, 1, None]]}
     assert client.ask(frames.COMMITTED, **group) == some
     client.ask(frames.DELETE, kind="group", name="g")
     assert client.ask(frames.COMMITTED, **group) == none

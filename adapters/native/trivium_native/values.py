@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from trivium_native.client.group_values import GroupDescription, GroupInfo, GroupMember
 from trivium_native.client.reconnecting import Reconnect
 from trivium_native.client.values import (
     AssignedPartition,
@@ -29,6 +30,9 @@ __all__ = [
     "Delivery",
     "Fetched",
     "FramedMessages",
+    "GroupDescription",
+    "GroupInfo",
+    "GroupMember",
     "GroupOffset",
     "Joined",
     "Membership",

@@ -121,7 +121,8 @@ NOUNS: Final = {
             "members": "groups_members",
             "offsets": "groups_offsets",
             "reset": Verb(
-                "groups_reset", options=("to", "offset", "time", "streams", "partitions")
+                "groups_reset",
+                options=("to", "offset", "time", "streams", "partitions", "force"),
             ),
         },
         ("vhost", "name", "members", "streams", "lag"),

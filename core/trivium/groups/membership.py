@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trivium.common.timers import Timed
 from trivium.common.turns import EndOfTurn
@@ -54,6 +54,14 @@ MAX_GROUP_PARTITIONS: Final = 4096
 MAX_SHARED_PER_TURN: Final = MAX_GROUP_MEMBERS + MAX_GROUP_PARTITIONS
 #: groups with members, a holder, or offsets committed by such
 MAX_GROUPS: Final = 65_536
+
+#: How it is with a group: it has no members, its partitions are on their way between members, each
+#: is where it belongs, or somebody holds it exclusively.
+Phase = Literal["empty", "rebalancing", "stable", "exclusive"]
+EMPTY: Final = "empty"
+REBALANCING: Final = "rebalancing"
+STABLE: Final = "stable"
+EXCLUSIVE: Final = "exclusive"
 
 #: The row with the newest generation of the groups that were forgotten. Not UTF-8, so no group's.
 _FORGOTTEN: Final = b"\xff"
@@ -263,6 +271,17 @@ class GroupMembers(Timed):
         """What sharing out costs: members and partitions."""
         return len(self.members) + len(self._target)
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether each partition is with the member that is to have it, and no other."""
+        if self._memberships.is_changed(self) or len(self._owners) != len(self._target):
+            return False
+        for partition, name in self._target.items():
+            owner = self._owners.get(partition)
+            if owner is None or owner.name != name:
+                return False
+        return True
+
     def _reassign(self) -> None:
         """Work out who is to have what, and ask those for whom it changes for a heartbeat."""
         self._memberships.settled(self)
@@ -356,7 +375,7 @@ class Memberships(EndOfTurn):
 
     def __init__(self, vhost: StreamNamespace, groups: Groups) -> None:
         self.vhost = vhost
-        self._offsets = groups
+        self.offsets = groups
         self._storage = vhost.broker.storage
         self._table = self._storage.table(f"memberships/{vhost.name}")
         self._groups: dict[str, GroupMembers] = {}
@@ -399,7 +418,7 @@ class Memberships(EndOfTurn):
     def _forget_if_unused(self, group: str) -> None:
         """A group without members, holder and offsets has no row."""
         is_used = group in self._groups or self._row(group)[1] is not None
-        if not is_used and not self._offsets.has(group):
+        if not is_used and not self.offsets.has(group):
             self._forget(group)
 
     def _forget(self, group: str) -> None:
@@ -537,6 +556,19 @@ class Memberships(EndOfTurn):
             self.settled(group)
             self._forget_if_unused(group.name)
 
+    def dismiss(self, group: str) -> None:
+        """Remove all members, and the holder: they may join again."""
+        known = self._groups.get(group)
+        if known is not None:
+            for member in list(known.members.values()):
+                self.remove(known, member.name)
+                # By its next heartbeat it hears that it is out.
+                member.notify(group)
+        generation, holder = self._row(group)
+        if holder is not None:
+            self._put_row(group, generation + 1, None)
+            self.vhost.tell("group.member.left", group=group, member=holder)
+
     def _is_holder(self, group: str, member: str, generation: int) -> bool:
         """Whether this is the exclusive holder; False when there is none. Raises Fenced."""
         held, holder = self._row(group)
@@ -641,3 +673,32 @@ class Memberships(EndOfTurn):
             return False
         self._forget(group)
         return True
+
+
+# What is told of groups
+
+
+def phase_of(memberships: Memberships, group: str) -> Phase:
+    """How it is with a group."""
+    if memberships.state(group)[1] is not None:
+        return EXCLUSIVE
+    known = memberships.members(group)
+    if known is None:
+        return EMPTY
+    return STABLE if known.is_settled else REBALANCING
+
+
+def is_there(memberships: Memberships, group: str) -> bool:
+    """Whether there is such a group: with members or a holder, or with committed offsets."""
+    return memberships.has(group) or memberships.offsets.has(group)
+
+
+def streams_of(memberships: Memberships, group: str) -> list[Stream]:
+    """The streams that a group has committed offsets of, or reads, by their names."""
+    streams = memberships.vhost.streams
+    found = {stream.name: stream for stream in memberships.offsets.streams(group, streams)}
+    known = memberships.members(group)
+    for name in () if known is None else known.readers:
+        if name in streams:
+            found[name] = streams[name]
+    return [stream for _, stream in sorted(found.items())]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from trivium_native.client.group_values import GroupDescription, GroupInfo, GroupMember
 from trivium_native.client.operations import Operation, done, request
 from trivium_native.client.values import (
     AssignedPartition,
@@ -45,11 +46,79 @@ def committed(
     """How far a group is, for all partitions in order."""
     return request(
         frames.COMMITTED,
-        lambda reply: [GroupOffset(*row) for row in reply["partitions"]],
+        lambda reply: [_offset(*row) for row in reply["partitions"]],
         group=group,
         stream=stream,
         incarnation=incarnation,
     )
+
+
+def _offset(
+    partition: int, committed: int | None, lag: int, metadata: str | None = None
+) -> GroupOffset:
+    return GroupOffset(partition, committed, lag, metadata or "")
+
+
+def groups(
+    *, after: str | None = None, limit: int | None = None
+) -> Operation[tuple[list[GroupInfo], str | None]]:
+    """Groups in the order of their names, from the one behind ``after`` on, at most ``limit``.
+
+    The second result is what ``after`` is to be for the next ones; None at the end.
+    """
+    return request(
+        frames.LIST_GROUPS,
+        lambda reply: ([_group_info(row) for row in reply["groups"]], reply.get("next")),
+        after=after,
+        limit=limit,
+    )
+
+
+def describe_group(
+    group: str, *, streams: Sequence[str] | None = None
+) -> Operation[GroupDescription]:
+    """A group, its members, and how far it is in its streams, or in those that are named.
+
+    Raises NotFound.
+    """
+    return request(
+        frames.DESCRIBE_GROUP,
+        _group_description,
+        group=group,
+        streams=None if streams is None else list(streams),
+    )
+
+
+def _group_info(row: dict[str, Any], members: int | None = None) -> GroupInfo:
+    return GroupInfo(
+        row["name"],
+        row["state"],
+        row["generation"],
+        row.get("holder"),
+        row.get("strategy"),
+        row["members"] if members is None else members,
+    )
+
+
+def _group_description(reply: dict[str, Any]) -> GroupDescription:
+    members = [
+        GroupMember(
+            row["member"],
+            row["generation"],
+            row["session_ms"] / 1000,
+            row["streams"],
+            {stream: partitions for stream, _, partitions in row["owned"]},
+        )
+        for row in reply["members"]
+    ]
+    offsets = {
+        stream: [
+            _offset(partition, committed, lag, metadata)
+            for partition, committed, _, lag, metadata in rows
+        ]
+        for stream, _, rows in reply["offsets"]
+    }
+    return GroupDescription(_group_info(reply, len(members)), members, offsets)
 
 
 def join(

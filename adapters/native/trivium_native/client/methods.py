@@ -118,6 +118,8 @@ class Operations:
     offset_for_timestamp = Method(operations.offset_for_timestamp)
     commit = Method(group_operations.commit)
     committed = Method(group_operations.committed)
+    groups = Method(group_operations.groups)
+    describe_group = Method(group_operations.describe_group)
     join_exclusively = Method(group_operations.join_exclusively)
     check_membership = Method(group_operations.check_membership)
     leave = Method(group_operations.leave)

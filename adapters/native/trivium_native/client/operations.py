@@ -86,7 +86,7 @@ _REPEATABLE: Final = frozenset(
     (
         *(frames.PRODUCER, frames.COMMIT, frames.COMMITTED, frames.METADATA, frames.OFFSETS),
         *(frames.BIND, frames.UNBIND, frames.SET_POLICY, frames.LIST_POLICIES),
-        *(frames.JOIN, frames.HEARTBEAT),
+        *(frames.JOIN, frames.HEARTBEAT, frames.LIST_GROUPS, frames.DESCRIBE_GROUP),
     )
 )
 

@@ -198,11 +198,13 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True)
 class GroupOffset:
-    """A group in one partition: its committed offset (None: none) and how far it is behind."""
+    """A group in one partition: its committed offset (None: none), how far it is behind, and what
+    was committed with the offset."""
 
     partition: int
     committed: int | None
     lag: int
+    metadata: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

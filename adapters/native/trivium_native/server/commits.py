@@ -37,7 +37,7 @@ class Commit:
         self._stream = stream_of(vhost, fields, access)
         self._group = fields.text("group")
         access.require(READ, "group", self._group)
-        self._offsets = fields.pairs("offsets", MAX_ITEMS)
+        self._offsets, self._metadata = fields.offsets("offsets", MAX_ITEMS)
         self._member = fields.optional_text("member")
         self._generation = 0
         if self._member is not None:
@@ -50,8 +50,8 @@ class Commit:
         self._vhost.memberships.check_commit(
             self._group, self._member, self._generation, self._stream, partitions
         )
-        self._vhost.groups.check(self._group, self._stream, self._offsets)
+        self._vhost.groups.check(self._group, self._stream, self._offsets, self._metadata)
 
     def apply(self) -> None:
         """Commit, in the current write batch."""
-        self._vhost.groups.commit(self._group, self._stream, self._offsets)
+        self._vhost.groups.commit(self._group, self._stream, self._offsets, self._metadata)

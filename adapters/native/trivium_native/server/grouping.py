@@ -1,4 +1,4 @@
-"""Requests of consumer groups: JOIN, HEARTBEAT, LEAVE, COMMIT, COMMITTED.
+"""Requests of consumer groups: JOIN, HEARTBEAT, LEAVE, COMMIT, COMMITTED; what there is of them.
 
 The rules are the core's (``trivium.groups.membership``); here they get their frames.
 """
@@ -14,6 +14,8 @@ from trivium.security.permissions import READ
 from trivium.streams.stream import Partition
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.commits import Commit, stream_of
+from trivium_native.server.group_descriptions import describe_group, list_groups
+from trivium_native.server.lists import reply_bounded
 from trivium_native.wire import frames
 from trivium_native.wire.errors import InvalidArgument
 from trivium_native.wire.fields import Fields
@@ -37,7 +39,10 @@ _HEARTBEATS: Final = 3
 
 #: The requests of this module.
 GROUP_REQUESTS: Final = frozenset(
-    (frames.COMMIT, frames.COMMITTED, frames.HEARTBEAT, frames.JOIN, frames.LEAVE)
+    (
+        *(frames.COMMIT, frames.COMMITTED, frames.HEARTBEAT, frames.JOIN, frames.LEAVE),
+        *(frames.LIST_GROUPS, frames.DESCRIBE_GROUP),
+    )
 )
 
 _MAX_GENERATION: Final = (1 << 63) - 1
@@ -77,8 +82,12 @@ class GroupRequests:
             self._heartbeat(correlation, fields)
         elif kind == frames.JOIN:
             self._join(correlation, fields)
-        else:
+        elif kind == frames.LEAVE:
             self._leave(correlation, fields)
+        elif kind == frames.LIST_GROUPS:
+            list_groups(self._connection, self._vhost, correlation, fields)
+        else:
+            describe_group(self._connection, self._vhost, correlation, fields)
 
     def _join(self, correlation: int, fields: Fields) -> None:
         group = fields.text("group")
@@ -172,7 +181,13 @@ class GroupRequests:
         self._connection.access.require(READ, "group", group)
         fields.finish()
         rows = [
-            [lag.partition, None if lag.committed < 0 else lag.committed, lag.lag]
+            [
+                lag.partition,
+                None if lag.committed < 0 else lag.committed,
+                lag.lag,
+                lag.metadata or None,
+            ]
             for lag in self._vhost.groups.lag(group, stream)
         ]
-        self._connection.reply(correlation, {"incarnation": stream.incarnation, "partitions": rows})
+        reply: dict[str, object] = {"incarnation": stream.incarnation, "partitions": rows}
+        reply_bounded(self._connection, correlation, reply)

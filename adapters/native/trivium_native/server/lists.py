@@ -18,6 +18,8 @@ T = TypeVar("T")
 #: Rows of one reply, which are made in one turn.
 MAX_ROWS: Final = 4096
 
+TOO_MUCH: Final = "that is too much for one reply: list it over HTTP"
+
 
 def bounded(items: Iterable[T]) -> list[T]:
     """All items of a list. Raises LimitExceeded where they are too many for one reply."""
@@ -31,8 +33,21 @@ def reply_rows(
     connection: NativeConnection, correlation: int, name: str, rows: list[dict[str, object]]
 ) -> None:
     """Answer with an array of rows. Raises LimitExceeded where a client would not take it."""
-    body = pack({name: rows})
-    if len(rows) > MAX_ROWS or len(body) > MAX_FIELDS_BYTES:
-        raise LimitExceeded("that is too much for one reply: list it over HTTP")
+    if len(rows) > MAX_ROWS:
+        raise LimitExceeded(TOO_MUCH)
+    reply_bounded(connection, correlation, {name: rows})
+
+
+def reply_bounded(
+    connection: NativeConnection,
+    correlation: int,
+    fields: dict[str, object],
+    advice: str = TOO_MUCH,
+) -> None:
+    """Answer with fields that may be many. Raises LimitExceeded, with the advice, where a client
+    would not take them."""
+    body = pack(fields)
+    if len(body) > MAX_FIELDS_BYTES:
+        raise LimitExceeded(advice)
     if correlation:
         connection.send(encode_frame(OK, correlation, body))

@@ -19,6 +19,7 @@ from trivium_native.server.commits import stream_of
 from trivium_native.server.deliveries import packable
 from trivium_native.server.fetching import Fetch
 from trivium_native.server.grouping import GROUP_REQUESTS, GroupRequests
+from trivium_native.server.lists import reply_bounded
 from trivium_native.server.parts import Parts
 from trivium_native.server.permission_requests import PermissionRequests
 from trivium_native.server.policy_requests import PolicyRequests
@@ -43,10 +44,10 @@ from trivium_native.wire.fields import Fields
 if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection
 
-#: Streams that one METADATA may name, and partitions that its reply may describe: with the latter,
-#: a reply stays below some 10 MiB.
+#: Streams that one METADATA may name, and partitions that are looked at for its reply.
 MAX_STREAMS: Final = 1024
 MAX_DESCRIBED: Final = 131_072
+_FEWER: Final = "too many partitions for one reply: name fewer streams"
 
 _MAX_U32: Final = 0xFFFF_FFFF
 _MAX_OFFSET: Final = (1 << 63) - 1
@@ -241,7 +242,7 @@ class Requests:
                     self._connection.access.require(READ, "stream", name)
             streams = [self._vhost.stream(name) for name in dict.fromkeys(names)]
         if sum(len(stream.partitions) for stream in streams) > MAX_DESCRIBED:
-            raise InvalidArgument("too many partitions for one reply: name fewer streams")
+            raise InvalidArgument(_FEWER)
         described: list[object] = []
         for stream in streams:
             partitions = [
@@ -256,7 +257,7 @@ class Requests:
                     "partitions": partitions,
                 }
             )
-        self._connection.reply(correlation, {"streams": described})
+        reply_bounded(self._connection, correlation, {"streams": described}, _FEWER)
 
     def _may_use(self, stream: str) -> bool:
         return self._connection.access.may(READ, stream) or self._connection.access.may(

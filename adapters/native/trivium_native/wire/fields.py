@@ -113,6 +113,24 @@ class Fields:
             found.append((first, second))
         return found
 
+    def offsets(self, name: str, most: int) -> tuple[list[tuple[int, int]], dict[int, str]]:
+        """``pairs`` of partition and offset, each of which may have a text behind it; the texts by
+        partition. Of several for one partition the last one counts."""
+        value = self._fields.get(name)
+        items = value if isinstance(value, list) else []
+        if items:
+            self._fields[name] = [
+                item[:2] if isinstance(item, list) and len(item) == 3 else item for item in items
+            ]
+        pairs = self.pairs(name, most)
+        texts: dict[int, str] = {}
+        for item in items:
+            text = item[2] if len(item) == 3 else None
+            if text is not None and not isinstance(text, str):
+                raise InvalidArgument(f"'{name}' must hold text behind an offset")
+            texts[item[0]] = text or ""
+        return pairs, texts
+
     def maps(self, name: str, most: int) -> list[Fields]:
         """A list of at most ``most`` maps; empty when it is absent."""
         found: list[Fields] = []

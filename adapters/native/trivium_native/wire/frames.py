@@ -70,6 +70,8 @@ HEARTBEAT: Final = 0x52
 LEAVE: Final = 0x53
 REBALANCE: Final = 0x54
 STAGE: Final = 0x55
+LIST_GROUPS: Final = 0x56
+DESCRIBE_GROUP: Final = 0x57
 
 #: Types whose numbers are taken and whose bodies come later: POLL.
 RESERVED: Final[frozenset[int]] = frozenset((0x28,))
@@ -80,6 +82,7 @@ REQUESTS: Final[frozenset[int]] = frozenset(
         *(PRODUCER, SUBSCRIBE, UNSUBSCRIBE, FETCH, COMMIT, COMMITTED, METADATA, OFFSETS),
         *(DECLARE, DELETE, BIND, UNBIND, PURGE, SET_POLICY, DELETE_POLICY, LIST_POLICIES),
         *(MANAGE_USERS, MANAGE_PERMISSIONS, JOIN, HEARTBEAT, LEAVE),
+        *(LIST_GROUPS, DESCRIBE_GROUP),
     )
 )
 

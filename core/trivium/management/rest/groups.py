@@ -8,6 +8,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from trivium.errors import NotFound
+from trivium.groups.membership import Phase, is_there, phase_of, streams_of
+from trivium.groups.offsets import MAX_METADATA_BYTES
 from trivium.management.endpoints import ENTERED, BadRequest
 from trivium.management.rest.operations import answer, body_of, listed, operation
 from trivium.management.rest.schema import About, Count, Name
@@ -35,6 +37,10 @@ class Group:
     name: Name
     generation: Count
     holder: Annotated[str | None, About(text="who has it alone")]
+    state: Annotated[
+        Phase,
+        About(text="no members, partitions on their way between them, none, or held by one alone"),
+    ]
     strategy: Annotated[str | None, About(text="by which members share partitions")]
     members: Count
     streams: Annotated[list[str], About(text="of which it has committed offsets, or reads some")]
@@ -69,6 +75,7 @@ class Lag:
     committed: _Offset
     high_watermark: Count
     lag: Count
+    metadata: Annotated[str, About(text="what was committed with the offset")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +97,9 @@ class Position:
     stream: Name
     partition: _Index
     offset: Annotated[int, About(text="that it reads next", least=0)]
+    metadata: Annotated[
+        str, About(text="kept with it, at most 4,096 bytes", longest=MAX_METADATA_BYTES)
+    ] = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,39 +124,28 @@ class Reset:
     partitions: Annotated[
         list[_Index] | None, About(text="these; else all", shortest=1, longest=MAX_POSITIONS)
     ] = None
+    force: Annotated[
+        bool, About(text="also while it has members, or a holder: they have to join again")
+    ] = False
 
 
 _Item = tuple["VirtualHost", str]
 
 
-def _streams_of(vhost: VirtualHost, name: str) -> list[Stream]:
-    """Those that a group has to do with, in the order of their names."""
-    found = {stream.name: stream for stream in vhost.groups.streams(name, vhost.streams)}
-    known = vhost.memberships.members(name)
-    for stream in () if known is None else known.readers:
-        if stream in vhost.streams:
-            found[stream] = vhost.streams[stream]
-    return [stream for _, stream in sorted(found.items())]
-
-
 def _readable(call: Call, vhost: VirtualHost, name: str) -> list[Stream]:
     """Those of which the caller may know how far a group is: what it may read, or whoever watches
     all."""
-    streams = _streams_of(vhost, name)
+    streams = streams_of(vhost.memberships, name)
     if call.watches:
         return streams
     access = call.broker.permissions.access(call.identity, vhost.name)
     return [stream for stream in streams if access.may(READ, stream.name)]
 
 
-def _is_there(vhost: VirtualHost, name: str) -> bool:
-    return vhost.groups.has(name) or vhost.memberships.has(name)
-
-
 def view(call: Call, item: _Item) -> Group | None:
     """What the caller is shown of one; None where it is gone."""
     vhost, name = item
-    if not _is_there(vhost, name):
+    if not is_there(vhost.memberships, name):
         return None
     known = vhost.memberships.members(name)
     generation, holder = vhost.memberships.state(name)
@@ -156,6 +155,7 @@ def view(call: Call, item: _Item) -> Group | None:
         name=name,
         generation=generation,
         holder=holder,
+        state=phase_of(vhost.memberships, name),
         strategy=None if known is None else known.strategy,
         members=0 if known is None else len(known.members),
         streams=[stream.name for stream in streams],
@@ -178,7 +178,7 @@ def list_all(call: Call) -> ApiAnswer:
 
 def _found(call: Call) -> str:
     name = call.names["group"]
-    if not _is_there(call.vhost, name):
+    if not is_there(call.vhost.memberships, name):
         raise NotFound(f"no group '{name}'")
     return name
 
@@ -223,7 +223,14 @@ def offsets(call: Call) -> ApiAnswer:
         partition = stream.partition(lag.partition)
         if partition is None:
             return None
-        return Lag(stream.name, lag.partition, lag.committed, partition.high_watermark, lag.lag)
+        return Lag(
+            stream.name,
+            lag.partition,
+            lag.committed,
+            partition.high_watermark,
+            lag.lag,
+            lag.metadata,
+        )
 
     return listed(call, every(), view_lag, lambda item: (f"{item[1].partition:05}", item[0].name))
 
@@ -272,7 +279,7 @@ def reset(call: Call) -> None:
         if (getattr(wanted, place) is None) is (wanted.to == place):
             raise BadRequest(f"{place!r} is there where 'to' is {place!r}")
     if wanted.positions is not None:
-        _commit(call, wanted.positions)
+        _commit(call, wanted.positions, wanted.force)
         return
     partitions = _partitions(call, wanted)
     if not partitions or len(partitions) > MAX_POSITIONS:
@@ -282,7 +289,7 @@ def reset(call: Call) -> None:
     def done(partition: Partition, offset: int) -> None:
         found.append(Position(partition.stream.name, partition.index, offset))
         if len(found) == len(partitions):
-            call.go_on(lambda: _commit(call, found))
+            call.go_on(lambda: _commit(call, found, wanted.force))
 
     for partition in partitions:
         if wanted.time is not None:
@@ -321,32 +328,44 @@ def _place(partition: Partition, wanted: Reset) -> int:
     return max(partition.first_offset, partition.last_offset if wanted.to == "last" else 0)
 
 
-def _commit(call: Call, positions: list[Position]) -> None:
-    commit_all(call, positions)
+def _commit(call: Call, positions: list[Position], is_forced: bool) -> None:
+    commit_all(call, positions, is_forced=is_forced)
     streams = ", ".join(sorted({position.stream for position in positions}))
     call.vhost.tell("group.reset", group=call.names["group"], streams=streams)
     call.gone()
 
 
 def commit_all(
-    call: Call, positions: list[Position], member: str | None = None, generation: int = 0
+    call: Call,
+    positions: list[Position],
+    member: str | None = None,
+    generation: int = 0,
+    is_forced: bool = False,
 ) -> None:
     """Commit positions in the group of the path, all or none: those of a member that knows of a
-    generation, or, where there are no members, of anybody. Raises TopologyError."""
+    generation, or, where there are no members, of anybody; where that ``is_forced`` the members are
+    removed. Raises TopologyError."""
     vhost = call.vhost
     name = call.names["group"]
     access = call.access
-    by_stream: dict[str, list[tuple[int, int]]] = {}
+    by_stream: dict[str, list[Position]] = {}
     for position in positions:
-        by_stream.setdefault(position.stream, []).append((position.partition, position.offset))
-    found = [(vhost.stream(stream), pairs) for stream, pairs in by_stream.items()]
-    for stream, pairs in found:
+        by_stream.setdefault(position.stream, []).append(position)
+    found: list[tuple[Stream, list[tuple[int, int]], dict[int, str]]] = []
+    for stream_name, those in by_stream.items():
+        pairs = [(each.partition, each.offset) for each in those]
+        kept = {each.partition: each.metadata for each in those if each.metadata}
+        found.append((vhost.stream(stream_name), pairs, kept))
+    for stream, pairs, kept in found:
         access.require(READ, "stream", stream.name)
-        indexes = [partition for partition, _ in pairs]
-        vhost.memberships.check_commit(name, member, generation, stream, indexes)
-        vhost.groups.check(name, stream, pairs)
-    for stream, pairs in found:
-        vhost.groups.commit(name, stream, pairs)
+        if not is_forced:
+            indexes = [partition for partition, _ in pairs]
+            vhost.memberships.check_commit(name, member, generation, stream, indexes)
+        vhost.groups.check(name, stream, pairs, kept)
+    if is_forced:
+        vhost.memberships.dismiss(name)
+    for stream, pairs, kept in found:
+        vhost.groups.commit(name, stream, pairs, kept)
 
 
 def delete(call: Call) -> None:
