@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from typing import Any
 
 import pytest
 from pamqp.commands import Queue
 
-from tests.support.amqp import Client, Server
-from trivium.listen import ListenerConfig
-from trivium.management.management import Management
+from tests.support.compatible import Site as CompatibleSite
 from trivium.management.sampling import IDLE_MS
-from trivium.observability.api import ApiAnswer, ApiRequest
-from trivium.security.identity import Identity
 
 #: What two clients did: of three messages one led nowhere, one was got, and one is there.
 COUNTED = {
@@ -32,32 +27,8 @@ COUNTED = {
 }
 
 
-class Site:
-    """A broker whose API the test asks, and a client of it."""
-
-    def __init__(self) -> None:
-        self.server = Server()
-        self._management = Management(self.server.broker, lambda work: work())
-        self.client: Client = self.server.open()
-        self.client.declare("q")
-
-    def get(self, path: str, **query: str) -> Any:
-        answers: list[ApiAnswer] = []
-        request = ApiRequest(
-            method="GET",
-            path=tuple(path.split(" ")),
-            query=query,
-            body=None,
-            identity=Identity("root", frozenset(("administrator",))),
-            address="",
-            listener=ListenerConfig(protocol="http", address="127.0.0.1:0"),
-        )
-        self._management.ask(request, answers.append)
-        self.server.settle()
-        (answer,) = answers
-        if answer.parts is None:
-            return answer.body
-        return json.loads(b"".join(answer.parts))
+class Site(CompatibleSite):
+    """One whose queue is looked at."""
 
     def queue(self, **query: str) -> Any:
         return self.get("queues / q", **query)

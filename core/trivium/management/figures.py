@@ -32,33 +32,38 @@ _COUNTED: Final = {
 
 #: Those that say how many messages there are now; the others only rise.
 LENGTHS: Final = ("messages", "messages_ready", "messages_unacknowledged")
+#: Those that say how many bytes a connection has taken and sent.
+BYTES: Final = ("recv_oct", "send_oct")
 
 
-def of_queue(queue: Queue) -> Figures:
-    """A queue; one that never had messages has no more to say than that."""
-    ready, unsettled = len(queue), queue.unsettled
-    found = {
+def lengths_of(item: Queue | Stream) -> Figures:
+    """How many messages a queue or stream has. Of a stream nothing is unsettled: reading takes
+    nothing away."""
+    if isinstance(item, Stream):
+        ready, unsettled = item.record_count, 0
+    else:
+        ready, unsettled = len(item), item.unsettled
+    return {
         "messages": ready + unsettled,
         "messages_ready": ready,
         "messages_unacknowledged": unsettled,
     }
+
+
+def of_queue(queue: Queue) -> Figures:
+    """A queue; one that never had messages has no more to say than how many it has."""
+    found = lengths_of(queue)
     if queue.counters is not NOTHING_COUNTED:
         found |= of_totals(totals_of(queue))
     return found
 
 
 def of_stream(stream: Stream) -> Figures:
-    """A stream, of which nothing is unsettled: reading takes nothing away."""
+    """A stream."""
     totals = Totals()
     totals.add_stream(stream)
-    count = stream.record_count
-    return {
-        "messages": count,
-        "messages_ready": count,
-        "messages_unacknowledged": 0,
-        "publish": totals.appended,
-        "deliver_get": totals.records_read,
-    }
+    counted = {"publish": totals.appended, "deliver_get": totals.records_read}
+    return lengths_of(stream) | counted
 
 
 def of_totals(totals: Totals) -> Figures:

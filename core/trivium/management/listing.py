@@ -34,9 +34,13 @@ MAX_NAME_LENGTH: Final = 128
 #: States of a regular expression: each name is read once for them.
 MAX_STATES: Final = 128
 MAX_COLUMNS: Final = 64
+#: What is sorted by without a look at the items.
+_PLAIN: Final = ("", "name", "vhost")
 
 Item = TypeVar("Item")
 _Key = tuple[object, ...]
+#: What finds the value at a path of names in an item's description; None: that takes all of it.
+ValueOf = Callable[[str], Callable[[Item], object] | None]
 
 
 class Slices:
@@ -99,8 +103,8 @@ class Listing(Generic[Item]):
     ``describe`` says None it is left out.
 
     ``in_order`` knows the items in this order without looking at each: it serves pages of all.
-    ``values`` has what ``describe`` would say of an item in some fields, for lists of very many
-    that are sorted by them.
+    ``value_of`` finds what ``describe`` would say at a path without describing all (``by_path``),
+    for lists of very many items that are sorted by it.
     """
 
     def __init__(
@@ -112,7 +116,7 @@ class Listing(Generic[Item]):
         admits: Callable[[Item], bool] | None = None,
         is_paged: bool = False,
         in_order: Callable[[], Generator[None, None, InOrder[Item]]] | None = None,
-        values: Mapping[str, Callable[[Item], object]] | None = None,
+        value_of: ValueOf[Item] | None = None,
     ) -> None:
         query = call.request.query
         self._is_paged = is_paged
@@ -128,7 +132,7 @@ class Listing(Generic[Item]):
         self._sort = query.get("sort", "")
         self._is_reversed = query.get("sort_reverse") == "true"
         self._in_order = in_order
-        self._value = None if values is None else values.get(self._sort)
+        self._value = None if value_of is None or self._sort in _PLAIN else value_of(self._sort)
         self._slices = Slices()
         self._total = 0
 
@@ -199,7 +203,7 @@ class Listing(Generic[Item]):
     def _taken(self) -> Iterator[tuple[_Key, int, Item] | None]:
         """The items that are wanted, each with its place; None where others are to be served."""
         matches = None if self._page is None else self._page.matches
-        is_plain = self._sort in ("", "name", "vhost")
+        is_plain = self._sort in _PLAIN
         for index, item in enumerate(self._items):
             if index % STEP == 0 and self._slices.is_over:
                 yield None
@@ -217,7 +221,7 @@ class Listing(Generic[Item]):
             elif self._value is not None:
                 key = (*_rank(self._value(item)), *order)
             elif not is_plain:
-                key = (*_rank(_at(self._describe(item) or {}, self._sort)), *order)
+                key = (*_rank(value_at(self._describe(item) or {}, self._sort)), *order)
             yield key, self._total, item
 
     def _skip(self, merged: Iterator[tuple[_Key, int, Item]], count: int) -> Iterator[bytes]:
@@ -324,7 +328,20 @@ def only_columns(call: Call, found: Mapping[str, object]) -> Mapping[str, object
     return chosen(found, columns) if columns else found
 
 
-def _at(found: Mapping[str, object], path: str) -> object:
+def by_path(fields: Mapping[str, Callable[[Item], object]]) -> ValueOf[Item]:
+    """What finds values at the paths of these fields, and in the values of those without a dot."""
+
+    def value_of(path: str) -> Callable[[Item], object] | None:
+        if path in fields:
+            return fields[path]
+        first = path.partition(".")[0]
+        field = fields.get(first)
+        return None if field is None else lambda item: value_at({first: field(item)}, path)
+
+    return value_of
+
+
+def value_at(found: Mapping[str, object], path: str) -> object:
     """What stands at a path of names with dots between; None for nothing."""
     if path in found:
         return found[path]

@@ -11,7 +11,7 @@ from trivium.management import views
 from trivium.management.calls import NOT_FOUND, Call
 from trivium.management.compatible import shown
 from trivium.management.endpoints import ENTERED, Endpoint
-from trivium.management.listing import Listing
+from trivium.management.listing import Listing, by_path
 from trivium.management.topology import bind, unbind
 from trivium.management.values import table_of, text_of
 from trivium.management.views import BindingView
@@ -39,7 +39,7 @@ def _order(view: BindingView) -> tuple[str, ...]:
 
 
 def _listed(call: Call, found: Iterable[BindingView | None]) -> ApiAnswer:
-    return Listing(call, found, shown.binding, _order).answer()
+    return Listing(call, found, shown.binding, _order, value_of=by_path(shown.BINDING)).answer()
 
 
 def bindings_from(vhost: VirtualHost, exchange: Exchange) -> Iterator[BindingView | None]:

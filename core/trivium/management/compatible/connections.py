@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
 
 from trivium.errors import AccessRefused, NotFound
 from trivium.management import views
 from trivium.management.calls import NOT_FOUND, Call
 from trivium.management.compatible import shown
+from trivium.management.compatible.sorting import value_of_channels, value_of_connections
 from trivium.management.compatible.stats import Stats
 from trivium.management.endpoints import UNCHECKED, Endpoint
-from trivium.management.listing import Listing
+from trivium.management.listing import Listing, by_path
 from trivium.observability.api import ApiAnswer
 from trivium.runtime.adapter import connection_name
 
@@ -38,8 +39,8 @@ def _seen(call: Call) -> Iterator[Connection | None]:
         yield connection if is_seen else None
 
 
-def _name_of(call: Call) -> Callable[[Connection], tuple[str, ...]]:
-    return lambda connection: (connection_name(connection),)
+def _name_of(connection: Connection) -> tuple[str, ...]:
+    return (connection_name(connection),)
 
 
 def get_all(call: Call) -> ApiAnswer:
@@ -52,7 +53,9 @@ def get_all(call: Call) -> ApiAnswer:
             return None
         return shown.connection(views.view_connection(broker, connection), connection, stats)
 
-    return Listing(call, _seen(call), describe, _name_of(call)).answer()
+    return Listing(
+        call, _seen(call), describe, _name_of, value_of=value_of_connections(stats)
+    ).answer()
 
 
 def get_of_user(call: Call) -> ApiAnswer:
@@ -126,6 +129,7 @@ def _listed(call: Call, channels: Iterable[ChannelView | None]) -> ApiAnswer:
         channels,
         lambda view: shown.channel(view, stats),
         lambda view: (view.connection.name, f"{view.connection.name} ({view.about.number})"),
+        value_of=value_of_channels(stats),
     ).answer()
 
 
@@ -170,6 +174,7 @@ def get_consumers(call: Call) -> ApiAnswer:
         found(),
         shown.consumer,
         lambda view: (view.connection.vhost, view.about.queue, view.about.tag),
+        value_of=by_path(shown.CONSUMER),
     ).answer()
 
 

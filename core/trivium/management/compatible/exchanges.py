@@ -9,9 +9,10 @@ from trivium.management import views
 from trivium.management.calls import NOT_FOUND, Call
 from trivium.management.compatible import shown
 from trivium.management.compatible.bindings import bindings_from, bindings_to, exchange_name
+from trivium.management.compatible.sorting import value_of_exchanges
 from trivium.management.compatible.stats import Stats
 from trivium.management.endpoints import ENTERED, Endpoint
-from trivium.management.listing import Listing
+from trivium.management.listing import Listing, by_path
 from trivium.management.topology import declare_exchange, delete_exchange
 from trivium.management.values import flag_of, table_of, text_of
 from trivium.observability.api import ApiAnswer
@@ -38,7 +39,13 @@ def get_all(call: Call) -> ApiAnswer:
     def describe(item: _Item) -> dict[str, object]:
         return shown.exchange(views.view_exchange(*item), item[1], stats)
 
-    return Listing(call, _all(call), describe, lambda item: (item[0].name, item[1].name)).answer()
+    return Listing(
+        call,
+        _all(call),
+        describe,
+        lambda item: (item[0].name, item[1].name),
+        value_of=value_of_exchanges(stats),
+    ).answer()
 
 
 def _found(call: Call) -> Exchange:
@@ -89,6 +96,7 @@ def get_source_bindings(call: Call) -> ApiAnswer:
         found,
         shown.binding,
         lambda view: (view.vhost, view.destination, view.key.decode(errors="replace"), view.source),
+        value_of=by_path(shown.BINDING),
     ).answer()
 
 

@@ -9,9 +9,11 @@ from trivium.management import views
 from trivium.management.calls import NOT_FOUND, BadRequest, Call
 from trivium.management.compatible import shown
 from trivium.management.compatible.bindings import bindings_to
+from trivium.management.compatible.sorting import value_of_queues
 from trivium.management.compatible.stats import Stats
 from trivium.management.endpoints import ENTERED, Endpoint
-from trivium.management.listing import Listing, Slices, only_columns
+from trivium.management.figures import lengths_of
+from trivium.management.listing import Listing, Slices, ValueOf, only_columns
 from trivium.management.orders import in_order
 from trivium.management.topology import declare_queue, delete_queue, purge_queue
 from trivium.management.values import encode, flag_of, table_of
@@ -50,14 +52,24 @@ def get_all(call: Call) -> ApiAnswer:
             return None
         view = views.view_queue(*item)
         found = shown.queue_basics(view)
-        return found | shown.queue_totals(shown.figures_of(item[1])) if has_totals else found
+        return found | lengths_of(item[1]) if has_totals else found
 
-    return _listed(call, describe)
+    return _listed(call, describe, None)
 
 
-def _listed(call: Call, describe: Callable[[_Item], dict[str, object] | None]) -> ApiAnswer:
-    listing = Listing(call, _all(call), describe, _order, in_order=lambda: in_order(call, True))
-    return listing.answer()
+def _listed(
+    call: Call,
+    describe: Callable[[_Item], dict[str, object] | None],
+    value_of: ValueOf[_Item] | None,
+) -> ApiAnswer:
+    return Listing(
+        call,
+        _all(call),
+        describe,
+        _order,
+        in_order=lambda: in_order(call, True),
+        value_of=value_of,
+    ).answer()
 
 
 def get_detailed(call: Call) -> ApiAnswer:
@@ -69,7 +81,7 @@ def get_detailed(call: Call) -> ApiAnswer:
             return None
         return shown.queue(views.view_queue(*item), item[1], stats)
 
-    return _listed(call, describe)
+    return _listed(call, describe, value_of_queues(stats))
 
 
 def _found(call: Call) -> Queue | Stream:

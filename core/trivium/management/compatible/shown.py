@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, Final
+from operator import attrgetter
+from typing import TYPE_CHECKING, Final, TypeVar
 from urllib.parse import quote
 
 from trivium.common.values import pack
 from trivium.host import NODE as NODE
 from trivium.management import views
 from trivium.management.figures import (
-    LENGTHS,
     Figures,
     of_connection,
     of_exchange,
@@ -39,6 +40,10 @@ if TYPE_CHECKING:
     from trivium.streams.stream import Stream
     from trivium.vhost.policies import InForce
 
+View = TypeVar("View")
+#: How each field is found.
+Fields = Mapping[str, Callable[[View], object]]
+
 #: Names of protocols here -> there.
 PROTOCOLS: Final = {"amqp": "amqp091"}
 
@@ -56,11 +61,6 @@ def queue_basics(view: QueueView) -> dict[str, object]:
         "node": NODE,
         "state": "running",
     }
-
-
-def queue_totals(figures: Figures) -> dict[str, object]:
-    """How many messages it has."""
-    return {name: figures[name] for name in LENGTHS}
 
 
 def queue(view: QueueView, item: Queue | Stream, stats: Stats) -> dict[str, object]:
@@ -147,15 +147,7 @@ def exchange_basics(view: ExchangeView) -> dict[str, object]:
 
 def binding(view: BindingView) -> dict[str, object]:
     """A binding."""
-    return {
-        "source": view.source,
-        "vhost": view.vhost,
-        "destination": view.destination,
-        "destination_type": "exchange" if view.is_to_exchange else "queue",
-        "routing_key": view.key.decode(errors="replace"),
-        "arguments": shown_table(view.arguments),
-        "properties_key": properties_key(view),
-    }
+    return {name: value(view) for name, value in BINDING.items()}
 
 
 def properties_key(view: BindingView) -> str:
@@ -169,6 +161,18 @@ def properties_key(view: BindingView) -> str:
         return key or "~"
     digest = hashlib.sha256(pack(sorted(view.arguments.items()))).digest()
     return f"{key}~{base64.urlsafe_b64encode(digest[:9]).decode()}"
+
+
+#: What is shown of a binding.
+BINDING: Final[Fields[BindingView]] = {
+    "source": attrgetter("source"),
+    "vhost": attrgetter("vhost"),
+    "destination": attrgetter("destination"),
+    "destination_type": lambda view: "exchange" if view.is_to_exchange else "queue",
+    "routing_key": lambda view: view.key.decode(errors="replace"),
+    "arguments": lambda view: shown_table(view.arguments),
+    "properties_key": properties_key,
+}
 
 
 def connection(view: ConnectionView, source: Connection, stats: Stats) -> dict[str, object]:
@@ -225,29 +229,12 @@ def _tls(source: Connection) -> dict[str, object]:
 def channel(view: ChannelView, stats: Stats) -> dict[str, object]:
     """A channel."""
     about = view.about
-    connection = view.connection
     thing = (view.source, about.number)
     idle_ms = stats.idle_since(thing)
     return {
         **stats.message_stats(thing, of_traffic(about.traffic)),
         **({"idle_since": _time(idle_ms)} if idle_ms else {}),
-        "name": f"{connection.name} ({about.number})",
-        "number": about.number,
-        "node": NODE,
-        "vhost": connection.vhost,
-        "user": connection.user,
-        "user_who_performed_action": connection.user,
-        "state": "running",
-        "connection_details": connection_details(connection),
-        "consumer_count": about.consumers,
-        "prefetch_count": about.consumer_limit,
-        "global_prefetch_count": about.limit,
-        "messages_unacknowledged": about.unsettled,
-        "messages_unconfirmed": about.unconfirmed,
-        "messages_uncommitted": about.uncommitted,
-        "acks_uncommitted": about.unsettled_uncommitted,
-        "confirm": about.confirms,
-        "transactional": about.transactional,
+        **{name: value(view) for name, value in CHANNEL.items()},
     }
 
 
@@ -256,27 +243,57 @@ def connection_details(view: ConnectionView) -> dict[str, object]:
     return {"name": view.name, "peer_host": view.peer_host, "peer_port": view.peer_port}
 
 
+#: What is shown of a channel, but for its figures.
+CHANNEL: Final[Fields[ChannelView]] = {
+    "name": lambda view: f"{view.connection.name} ({view.about.number})",
+    "number": attrgetter("about.number"),
+    "node": lambda _: NODE,
+    "vhost": attrgetter("connection.vhost"),
+    "user": attrgetter("connection.user"),
+    "user_who_performed_action": attrgetter("connection.user"),
+    "state": lambda _: "running",
+    "connection_details": lambda view: connection_details(view.connection),
+    "consumer_count": attrgetter("about.consumers"),
+    "prefetch_count": attrgetter("about.consumer_limit"),
+    "global_prefetch_count": attrgetter("about.limit"),
+    "messages_unacknowledged": attrgetter("about.unsettled"),
+    "messages_unconfirmed": attrgetter("about.unconfirmed"),
+    "messages_uncommitted": attrgetter("about.uncommitted"),
+    "acks_uncommitted": attrgetter("about.unsettled_uncommitted"),
+    "confirm": attrgetter("about.confirms"),
+    "transactional": attrgetter("about.transactional"),
+}
+
+
 def consumer(view: ConsumerView) -> dict[str, object]:
     """A consumer."""
+    return {name: value(view) for name, value in CONSUMER.items()}
+
+
+def _channel_details(view: ConsumerView) -> dict[str, object]:
     about = view.about
     connection = view.connection
     return {
-        "consumer_tag": about.tag,
-        "queue": {"name": about.queue, "vhost": connection.vhost},
-        "ack_required": about.acknowledges,
-        "exclusive": view.exclusive,
-        "active": view.active,
-        "activity_status": view.activity,
-        "prefetch_count": about.limit,
-        "consumer_timeout": view.timeout_ms,
-        "arguments": shown_table(about.arguments),
-        "channel_details": {
-            "name": f"{connection.name} ({about.channel})",
-            "number": about.channel,
-            "node": NODE,
-            "user": connection.user,
-            "connection_name": connection.name,
-            "peer_host": connection.peer_host,
-            "peer_port": connection.peer_port,
-        },
+        "name": f"{connection.name} ({about.channel})",
+        "number": about.channel,
+        "node": NODE,
+        "user": connection.user,
+        "connection_name": connection.name,
+        "peer_host": connection.peer_host,
+        "peer_port": connection.peer_port,
     }
+
+
+#: What is shown of a consumer.
+CONSUMER: Final[Fields[ConsumerView]] = {
+    "consumer_tag": attrgetter("about.tag"),
+    "queue": lambda view: {"name": view.about.queue, "vhost": view.connection.vhost},
+    "ack_required": attrgetter("about.acknowledges"),
+    "exclusive": attrgetter("exclusive"),
+    "active": attrgetter("active"),
+    "activity_status": attrgetter("activity"),
+    "prefetch_count": attrgetter("about.limit"),
+    "consumer_timeout": attrgetter("timeout_ms"),
+    "arguments": lambda view: shown_table(view.about.arguments),
+    "channel_details": _channel_details,
+}

@@ -7,6 +7,7 @@ and of its steps; ``msg_rates_age`` and ``msg_rates_incr``, ``data_rates_age`` a
 
 from __future__ import annotations
 
+from collections.abc import Callable, Collection
 from typing import TYPE_CHECKING, Final
 
 from trivium.management.calls import BadRequest
@@ -16,6 +17,13 @@ from trivium.management.sampling import Series, history
 if TYPE_CHECKING:
     from trivium.management.calls import Call
 
+#: What finds a value by a thing and its figures.
+FigureOf = Callable[[object, Figures], object]
+
+#: What paths of figures are made of.
+_MESSAGES: Final = "message_stats."
+_DETAILS: Final = "_details"
+_RATE: Final = f"{_DETAILS}.rate"
 #: Seconds of the longest history, as of the longest that is kept elsewhere.
 MAX_AGE: Final = 86_400
 
@@ -53,6 +61,39 @@ class Stats:
         if not any(found.values()):
             return {}
         return {"message_stats": _with_rates(found, self._series(thing), self._messages)}
+
+    def figure(self, path: str, names: Collection[str]) -> FigureOf | None:
+        """What finds a figure of these names, or its rate, as ``lengths`` and ``bytes`` say them,
+        by a thing and its figures; None where the path is neither."""
+        name = path.removesuffix(_RATE)
+        if name not in names:
+            return None
+        if name == path:
+            return lambda _, figures: figures[name]
+        return lambda thing, _: self._rate(thing, name)
+
+    def message_figure(self, path: str) -> FigureOf | None:
+        """The same of ``message_stats``."""
+        inner = path.removeprefix(_MESSAGES)
+        name = inner.removesuffix(_RATE)
+        if inner == path or "." in name or name.endswith(_DETAILS):
+            return None
+
+        def value(thing: object, figures: Figures) -> object:
+            if name not in figures or name in LENGTHS:
+                return None
+            figure = figures[name]
+            if not figure and not any(
+                count for each, count in figures.items() if each not in LENGTHS
+            ):
+                return None
+            return figure if name == inner else self._rate(thing, name)
+
+        return value
+
+    def _rate(self, thing: object, name: str) -> float:
+        series = self._sampler.of(thing)
+        return 0.0 if series is None else series.rate(name)
 
     def idle_since(self, thing: object) -> int:
         """Since when nothing about it has moved, in milliseconds since the epoch; 0 where something

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Final
 
 from trivium.errors import AccessRefused, NotFound
@@ -149,6 +150,19 @@ def _view(call: Call, connection: CoreConnection) -> Connection | None:
     )
 
 
+#: Fields that lists of very many connections are sorted by.
+_VALUES: Final[Mapping[str, Callable[[CoreConnection], object]]] = {
+    "listener": attrgetter("peer.listener.name"),
+    "vhost": attrgetter("access.vhost"),
+    "user": attrgetter("identity.name"),
+    "connected_at": attrgetter("connected_ms"),
+    **{
+        f"counters.{field.name}": attrgetter(f"traffic.{field.name}")
+        for field in fields(ConnectionCounters)
+    },
+}
+
+
 def list_all(call: Call) -> ApiAnswer:
     """Those that the caller may see."""
     return listed(
@@ -156,6 +170,7 @@ def list_all(call: Call) -> ApiAnswer:
         _seen(call),
         lambda connection: _view(call, connection),
         lambda connection: (connection_name(connection),),
+        values=_VALUES,
     )
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from trivium.common.values import same
@@ -141,9 +142,24 @@ def _list(call: Call) -> Iterator[_Item]:
             yield vhost, exchange
 
 
+#: Fields that lists of very many exchanges are sorted by.
+_VALUES: Final[Mapping[str, Callable[[Any], object]]] = {
+    "type": lambda item: item[1].kind,
+    "durable": lambda item: item[1].durable,
+    "counters.published": lambda item: item[1].counters.published,
+    "counters.routed": lambda item: item[1].counters.routed,
+}
+
+
 def list_all(call: Call) -> ApiAnswer:
     """Those that the caller may see."""
-    return listed(call, _list(call), _view, lambda item: (item[0].name, item[1].name))
+    return listed(
+        call,
+        _list(call),
+        _view,
+        lambda item: (item[0].name, item[1].name),
+        values=_VALUES,
+    )
 
 
 def _name(text: str) -> str:
@@ -211,6 +227,15 @@ def _view_binding(view: BindingView) -> Binding:
     )
 
 
+#: The same of bindings.
+_BINDING_VALUES: Final[Mapping[str, Callable[[BindingView], object]]] = {
+    "source": attrgetter("source"),
+    "destination": attrgetter("destination"),
+    "destination_type": attrgetter("kind"),
+    "key": lambda view: view.key.decode(errors="replace"),
+}
+
+
 def bindings(call: Call) -> ApiAnswer:
     """Those that the caller may see."""
     source, destination = asked(call, _SOURCE, None), asked(call, _DESTINATION, None)
@@ -223,6 +248,7 @@ def bindings(call: Call) -> ApiAnswer:
         _view_binding,
         lambda view: (view.vhost, view.source, view.key.decode(errors="replace"), view.destination),
         lambda view: source in (None, view.source) and destination in (None, view.destination),
+        values=_BINDING_VALUES,
     )
 
 

@@ -14,8 +14,8 @@ from trivium.errors import (
     TopologyError,
 )
 from trivium.management.endpoints import ENTERED, BadRequest, Endpoint
-from trivium.management.listing import MAX_NAME_LENGTH, MAX_PAGE_SIZE, InOrder, Listing
-from trivium.management.rest.schema import About, parse, shown_model, taken
+from trivium.management.listing import MAX_NAME_LENGTH, MAX_PAGE_SIZE, InOrder, Listing, by_path
+from trivium.management.rest.schema import About, parse, shown_model, shown_value, taken
 from trivium.observability.api import OWN, ApiAnswer, Refusal, refusal
 
 if TYPE_CHECKING:
@@ -221,10 +221,17 @@ def listed(
     in_order: Callable[[], Generator[None, None, InOrder[Item]]] | None = None,
     values: Mapping[str, Callable[[Item], object]] | None = None,
 ) -> ApiAnswer:
-    """A page of a list. Where ``view`` says None an item is gone. ``values``: see ``Listing``."""
+    """A page of a list. Where ``view`` says None an item is gone.
+
+    ``values`` finds some of what is shown without ``view``, for lists that are sorted by it.
+    """
+    known = by_path(values or {})
 
     def describe(item: Item) -> dict[str, object] | None:
         found = view(item)
         return None if found is None else shown_model(found)
 
-    return Listing(call, items, describe, order, admits, True, in_order, values).answer()
+    def value_of(path: str) -> Callable[[Item], object]:
+        return known(path) or (lambda item: shown_value(view(item), path))
+
+    return Listing(call, items, describe, order, admits, True, in_order, value_of).answer()

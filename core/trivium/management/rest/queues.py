@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from trivium.errors import NotFound
@@ -149,6 +149,10 @@ def _view(call: Call, item: _Item) -> Queue | None:
     )
 
 
+def _counter(name: str) -> Callable[[Any], object]:
+    return lambda item: getattr(totals_of(item[1]), name)
+
+
 #: Fields that lists of very many queues are sorted by.
 VALUES: Final[Mapping[str, Callable[[Any], object]]] = {
     "type": lambda item: queue_type(item[1].arguments) or CLASSIC,
@@ -158,8 +162,7 @@ VALUES: Final[Mapping[str, Callable[[Any], object]]] = {
     "ready_bytes": lambda item: item[1].ready.bytes,
     "unsettled": lambda item: item[1].unsettled,
     "consumers": lambda item: item[1].consumers.present(),
-    "counters.published": lambda item: totals_of(item[1]).published,
-    "counters.delivered": lambda item: totals_of(item[1]).delivered,
+    **{f"counters.{field.name}": _counter(field.name) for field in fields(QueueCounters)},
 }
 
 

@@ -26,6 +26,7 @@ from typing import (
 )
 
 from trivium.management.endpoints import BadRequest
+from trivium.management.listing import value_at
 from trivium.management.values import MAX_DEPTH, check_value, checked
 
 #: Where schemas of models stand in the document.
@@ -97,6 +98,15 @@ def shown_model(value: object) -> dict[str, object]:
     """What JSON shows of a model's object."""
     model: Any = type(value)
     return {name: _shown(getattr(value, name)) for name in _names_of(model)}
+
+
+def shown_value(value: object, path: str) -> object:
+    """What JSON shows of a model's object at a path of names; None for nothing."""
+    first = path.partition(".")[0]
+    model: Any = type(value)
+    if value is None or first not in _names_of(model):
+        return None
+    return value_at({first: _shown(getattr(value, first))}, path)
 
 
 def _shown(value: object) -> object:
