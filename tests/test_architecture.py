@@ -65,6 +65,7 @@ LOOP_MODULES = {
     "trivium.runtime.websocket",
     "trivium.observability.feeds",
     "trivium.observability.http",
+    "trivium.common.loop_thread",
     "trivium.embedded",
     "trivium.logging",
     "trivium.cli.serve",
@@ -80,6 +81,8 @@ LOOP_MODULES = {
     "trivium.cli.roads",
     "trivium_amqp.command",
     "trivium_mqtt.command",
+    "trivium_native.client.background",
+    "trivium_native.client.blocking",
     "trivium_native.client.client",
     "trivium_native.client.command",
     "trivium_native.client.consumer",
@@ -539,6 +542,10 @@ def test_a_client_does_not_load_the_broker(client: str) -> None:
         "trivium.runtime.server",
         "trivium.vhost.virtual_host",
     }
+
+
+def test_who_makes_requests_and_blocks_needs_no_event_loop() -> None:
+    assert "asyncio" not in loaded_after("import trivium_native.sync")
 
 
 def test_without_http_its_framework_is_not_imported() -> None:

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import threading
 from collections.abc import Coroutine
-from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from functools import cache
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
 
+from trivium.common.loop_thread import LoopStopped, LoopThread
 from trivium.config import Config
 from trivium.runtime.broker import Broker
 from trivium.runtime.server import loop_factory
@@ -47,47 +46,20 @@ class EmbeddedBroker:
     def __init__(self, config: Config | None) -> None:
         #: what runs, to be used on its own loop only (``call``)
         self.broker: Broker
-        self._loop: asyncio.AbstractEventLoop
-        self._stop: asyncio.Event
-        # Why it ended by itself; None while it has not.
-        self._failed: BaseException | None = None
-        self._started: Future[None] = Future()
-        self._thread = threading.Thread(
-            target=self._run, args=(config,), name="trivium-broker", daemon=True
-        )
-        self._thread.start()
-        try:
-            self._started.result()
-        except BaseException as error:
-            if not self._started.done():
-                # Ctrl-C: it is stopped as soon as it has started.
-                self._started.add_done_callback(self._ask_to_stop)
-            self._thread.join()
-            raise error from None
+        self._config = config
+        self._thread = LoopThread("trivium-broker", self._serve, loop_factory())
 
-    def _run(self, config: Config | None) -> None:
-        try:
-            with asyncio.Runner(loop_factory=loop_factory()) as runner:
-                runner.run(self._serve(config))
-        except BaseException as error:
-            if self._started.done():
-                self._failed = self._failed or error
-            else:
-                self._started.set_exception(error)
-
-    async def _serve(self, config: Config | None) -> None:
-        self._loop = asyncio.get_running_loop()
-        self._stop = asyncio.Event()
-        async with Broker(config) as broker:
+    async def _serve(self, thread: LoopThread) -> None:
+        async with Broker(self._config) as broker:
             self.broker = broker
-            self._started.set_result(None)
-            stopped = asyncio.create_task(self._stop.wait())
+            thread.has_started()
+            stopped = asyncio.create_task(thread.wanted.wait())
             failed = asyncio.create_task(broker.wait_failed())
             await asyncio.wait((stopped, failed), return_when=asyncio.FIRST_COMPLETED)
             stopped.cancel()
             failed.cancel()
             if failed.done():
-                self._failed = failed.result()
+                thread.failure = failed.result()
 
     def __enter__(self) -> Self:
         return self
@@ -113,7 +85,7 @@ class EmbeddedBroker:
     @property
     def is_running(self) -> bool:
         """Whether it has not stopped, and has not failed."""
-        return self._thread.is_alive() and self._failed is None
+        return self._thread.is_alive and self._thread.failure is None
 
     def stop(self) -> None:
         """Stop the broker, and wait until nothing is left of it; nothing where that was done.
@@ -121,40 +93,20 @@ class EmbeddedBroker:
         Clients are told, and what is left is written. Raises what the broker has failed with
         (StorageError, InternalError), once.
         """
-        if threading.current_thread() is self._thread:
-            raise RuntimeError("a broker is not stopped by what runs on its own loop")
-        self._ask_to_stop()
-        self._thread.join()
-        failed, self._failed = self._failed, None
-        if failed is not None:
-            raise failed
-
-    def _ask_to_stop(self, started: object = None) -> None:
-        try:
-            self._loop.call_soon_threadsafe(self._stop.set)
-        except (RuntimeError, AttributeError):
-            # The loop is closed, or there was none.
-            pass
+        self._thread.stop()
+        failure, self._thread.failure = self._thread.failure, None
+        if failure is not None:
+            raise failure
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the broker's loop, and wait for its result.
 
         Raises what it raises; RuntimeError once the broker has stopped.
         """
-        if threading.current_thread() is self._thread:
-            work.close()
-            raise RuntimeError("the broker's own loop would wait for itself")
         try:
-            future = asyncio.run_coroutine_threadsafe(work, self._loop)
-        except RuntimeError:
-            work.close()
+            return self._thread.call(work)
+        except LoopStopped:
             raise RuntimeError("the broker has stopped") from None
-        try:
-            return future.result()
-        except BaseException:
-            # Ctrl-C, maybe: then nobody waits for it any more.
-            future.cancel()
-            raise
 
     def client(
         self, *, vhost: str = "/", username: str | None = None, **settings: Any

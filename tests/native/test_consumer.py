@@ -416,3 +416,31 @@ async def test_a_member_knows_who_else_there_is(url: str, client: Client) -> Non
         assert first.members == ["a"]
         async with other.join("g", ["s"], member="b") as second:
             assert second.members == ["a", "b"]
+
+
+async def test_what_is_worked_on_is_not_committed_by_a_callback(url: str, client: Client) -> None:
+    await put(client, range(40))
+    worked_on = -1
+    told = asyncio.Event()
+
+    async def on_revoked(partitions: list[AssignedPartition]) -> None:
+        await a.commit()
+        told.set()
+
+    async with connect(url) as other, AsyncExitStack() as stack:
+        a = await stack.enter_async_context(client.join("g", ["s"], on_revoked=on_revoked))
+        begun = set[int]()
+        while len(begun) < PARTITIONS:
+            batch = await anext(a)
+            begun.add(batch.partition)
+        worked_on = batch.partition
+        await stack.enter_async_context(other.join("g", ["s"]))
+        # Of those that are to go, the ones that nobody works on go at once.
+        await told.wait()
+        committed = {each.partition: each.committed for each in await client.committed("g", "s")}
+        assert committed.pop(worked_on) is None
+        assert None not in committed.values()
+        # Who works on it commits it.
+        await a.commit()
+        (row,) = (each for each in await client.committed("g", "s") if each.partition == worked_on)
+        assert row.committed == batch.next_offset

@@ -9,20 +9,44 @@ import pytest
 from mypy import api
 
 from trivium_native.client import Client, connect
+from trivium_native.client.blocking import (
+    BlockingBatches,
+    BlockingDeliveries,
+    BlockingGroupConsumer,
+    BlockingLiveMessages,
+    BlockingPublisher,
+)
+from trivium_native.client.consumer import GroupConsumer
 from trivium_native.client.methods import Method, Operations
+from trivium_native.client.publisher import Publisher
+from trivium_native.client.receiving import Batches, Deliveries, LiveMessages
 from trivium_native.sync import SyncClient
 from trivium_native.sync import connect as connect_sync
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [name for name, value in vars(Operations).items() if isinstance(value, Method)]
 
-#: What one has more than the other. The client for asyncio has subscriptions, members and a way to
-#: collect a transaction; ``publish`` of the blocking one takes many messages as well.
-ONLY_ASYNCHRONOUS = {"consume", "join", "publisher", "read", "subscribe", "transaction"}
+#: What one has more than the other. ``publish`` of the blocking one takes many messages as well.
+ONLY_ASYNCHRONOUS: set[str] = set()
 ONLY_BLOCKING = {"finish", "max_request", "publish_many", "start"}
 MORE_TO_PUBLISH = {"producer"}
-#: of ``connect``: what a client needs that is not asked for while it waits for nothing
-MORE_TO_CONNECT = {"heartbeat", "window"}
+#: of ``connect``: who blocks has one request under way
+MORE_TO_CONNECT = {"window"}
+#: What blocks are opened by both clients, and what each gives.
+LIVING = {
+    LiveMessages: BlockingLiveMessages,
+    Deliveries: BlockingDeliveries,
+    Batches: BlockingBatches,
+    GroupConsumer: BlockingGroupConsumer,
+    Publisher: BlockingPublisher,
+}
+#: that objects of the one have, and classes of the other
+ATTRIBUTES = {"confirmed", "dropped", "members", "membership", "offset", "waiting_bytes"}
+#: what the client calls of its own
+INSIDE = {
+    *("arrived", "called", "close", "end", "ended", "flags", "interrupted", "number", "producer"),
+    *("put", "request", "resume", "room", "settlement", "some", "start", "started", "stop", "take"),
+}
 
 
 def public(client: type) -> set[str]:
@@ -46,6 +70,16 @@ def test_the_clients_have_the_same_names_but_these() -> None:
 @pytest.mark.parametrize("name", sorted((public(Client) & public(SyncClient)) - {"publish"}))
 def test_what_both_clients_have_takes_the_same(name: str) -> None:
     assert taken(getattr(Client, name)) == taken(getattr(SyncClient, name))
+
+
+@pytest.mark.parametrize(("one", "other"), LIVING.items(), ids=lambda found: found.__name__)
+def test_what_lives_on_a_connection_has_the_same_in_both(one: type, other: type) -> None:
+    names = public(one) - INSIDE | ({"resume"} if one is GroupConsumer else set())
+    # A time limit is the event loop's matter in the other one.
+    assert public(other) - {"get"} - ATTRIBUTES == names - ATTRIBUTES
+    for name in names:
+        if callable(getattr(one, name)):
+            assert taken(getattr(one, name)) == taken(getattr(other, name))
 
 
 def test_publish_takes_one_message_alike() -> None:

@@ -12,8 +12,9 @@ from contextlib import asynccontextmanager
 
 from trivium.runtime.broker import Broker
 from trivium.runtime.server import ServerStopped
-from trivium_native.client.client import CONNECT_TIMEOUT, DEFAULT_IN_FLIGHT, Client
+from trivium_native.client.client import Client
 from trivium_native.client.connection import WRITE_HIGH_WATER, ClientConnection
+from trivium_native.client.defaults import CONNECT_TIMEOUT, DEFAULT_IN_FLIGHT
 from trivium_native.client.protocol import ClientProtocol
 from trivium_native.client.url import Target
 from trivium_native.wire.errors import ConnectionFailed, TimedOut

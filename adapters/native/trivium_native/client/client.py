@@ -19,22 +19,28 @@ import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final, TypeVar
+from typing import Any, TypeVar
 
 from trivium.common.client_tls import ClientTls
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium_native.client import operations
 from trivium_native.client.connection import ClientConnection
 from trivium_native.client.consumer import Callback, GroupConsumer
+from trivium_native.client.defaults import (
+    CONNECT_TIMEOUT,
+    DEFAULT_HEARTBEAT,
+    DEFAULT_IN_FLIGHT,
+    GROUP_CREDIT,
+    LOG_CREDIT,
+    REBALANCE_TIMEOUT,
+    REQUEST_BYTES,
+    SESSION_TIMEOUT,
+    Progress,
+)
 from trivium_native.client.lasting import LastingConnection
 from trivium_native.client.methods import AsyncRunner, Operations, Within
 from trivium_native.client.operations import Operation
-from trivium_native.client.publisher import (
-    REQUEST_BYTES,
-    Progress,
-    Publisher,
-    check_settings,
-)
+from trivium_native.client.publisher import Publisher, check_settings
 from trivium_native.client.receiving import Batches, Deliveries, LiveMessages
 from trivium_native.client.reconnecting import Persistence, Reconnect
 from trivium_native.client.transaction import Transaction
@@ -48,20 +54,6 @@ from trivium_native.client.values import (
 from trivium_native.wire.errors import ConnectionFailed, NativeError, TimedOut
 
 T = TypeVar("T")
-
-#: Seconds to connect and authenticate.
-CONNECT_TIMEOUT: Final = 10.0
-#: Seconds between signs of life; after two without an answer the broker counts as gone.
-DEFAULT_HEARTBEAT: Final = 30
-#: Publish requests that may wait for their confirmation; more wait to be sent.
-DEFAULT_IN_FLIGHT: Final = 1024
-#: Seconds for which a member of a group may be silent, and may keep what it is to let go.
-SESSION_TIMEOUT: Final = 30.0
-REBALANCE_TIMEOUT: Final = 60.0
-#: Bytes of batches, per partition, that a member of a group may be ahead of its reader.
-GROUP_CREDIT: Final = 1 << 20
-#: Bytes of batches that a ``log`` subscription may be ahead of its reader.
-LOG_CREDIT: Final = 8 << 20
 
 
 class Connecting:

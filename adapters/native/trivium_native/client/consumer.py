@@ -11,7 +11,9 @@ import asyncio
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
+from contextvars import ContextVar
 from dataclasses import dataclass
+from typing import Final
 
 from trivium_native.client import group_operations, operations
 from trivium_native.client.connection import ClientConnection
@@ -36,6 +38,17 @@ from trivium_native.wire.errors import (
 
 #: Called with partitions, before they are read or when they are let go.
 Callback = Callable[[list[AssignedPartition]], Awaitable[None]]
+
+#: Whether it is a callback of a consumer that asks, also where it has come by another thread.
+_IN_CALLBACK: Final = ContextVar("trivium_in_callback", default=False)
+
+
+async def _tell(callback: Callback, partitions: list[AssignedPartition]) -> None:
+    before = _IN_CALLBACK.set(True)
+    try:
+        await callback(partitions)
+    finally:
+        _IN_CALLBACK.reset(before)
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,9 +311,15 @@ class GroupConsumer:
     # Committing
 
     def offsets(self) -> list[OffsetCommit]:
-        """What was handed out and is not committed, for a transaction. Then call ``committed``."""
+        """What was handed out and is not committed, for a transaction. Then call ``committed``.
+
+        A callback is not told of the batch that is being worked on meanwhile.
+        """
         by_stream: dict[tuple[str, str], dict[int, int]] = {}
+        worked_on = self._current if _IN_CALLBACK.get() else None
         for (stream, incarnation, partition), reader in self._readers.items():
+            if reader is worked_on:
+                continue
             if reader.position != reader.committed:
                 by_stream.setdefault((stream, incarnation), {})[partition] = reader.position
         group = self.membership.group
@@ -320,6 +339,8 @@ class GroupConsumer:
 
     async def commit(self) -> None:
         """Commit everything that was handed out; returns once it is durable.
+
+        In a callback, all but the batch that is being worked on meanwhile.
 
         Raises StaleMember when some of it was handed out before this member lost it: that will come
         again, here or to another member. Raises Fenced when someone has taken its place.
@@ -409,7 +430,7 @@ class GroupConsumer:
         tell = self._on_lost or self._on_revoked
         if lost and tell is not None:
             with suppress(StaleMember):
-                await tell(lost)
+                await _tell(tell, lost)
 
     async def _assign(self, assigned: list[AssignedPartition]) -> None:
         """Begin with what is new; see to it that what is assigned no more is let go."""
@@ -425,7 +446,7 @@ class GroupConsumer:
             if key not in self._readers
         ]
         if new and self._on_assigned is not None:
-            await self._on_assigned(new)
+            await _tell(self._on_assigned, new)
         for reader in list(self._readers.values()):
             if reader.is_cut and not reader.is_revoked and not reader.is_paused:
                 await self._read_again(reader)
@@ -446,7 +467,7 @@ class GroupConsumer:
             if reader.is_revoked and reader is not self._current
         ]
         if gone and self._on_revoked is not None:
-            await self._on_revoked([reader.assigned for reader in gone])
+            await _tell(self._on_revoked, [reader.assigned for reader in gone])
         for reader in gone:
             del self._readers[reader.key]
 

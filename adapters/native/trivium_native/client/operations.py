@@ -47,10 +47,11 @@ class Operation(Generic[T]):
     ``publishes``: the broker refuses it while publishers are paused. ``wait``: seconds for which
     the request lets the broker wait before it answers. ``repeats``: a repetition on another
     connection changes nothing that the first one has not. ``secret``: what the client shows from
-    now on for who it is.
+    now on for who it is. ``belongs``: what it makes is this connection's alone.
     """
 
     secret: bytes | None = None
+    belongs: bool = False
 
     def __init__(
         self,

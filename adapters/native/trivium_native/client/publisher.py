@@ -7,13 +7,14 @@ stay in their order whatever the broker refuses, and their numbers have no gaps.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import concurrent.futures
 from dataclasses import replace
 from typing import Final
 
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium_native.client import operations
 from trivium_native.client.connection import ClientConnection
+from trivium_native.client.defaults import Progress
 from trivium_native.client.values import FramedMessages, Producer
 from trivium_native.wire.errors import (
     ConnectionFailed,
@@ -39,16 +40,35 @@ ACKS: Final = {
     "leader": AT_LEAST_ONCE,
     "none": AT_MOST_ONCE,
 }
-#: Bytes that a request gathers, and that wait for their request before who publishes waits.
-REQUEST_BYTES: Final = 1 << 20
+#: Bytes that wait for their request before who publishes waits.
 BUFFER_BYTES: Final = 16 << 20
 #: Bytes of a waiting message beside its own.
 _OVERHEAD: Final = 256
 
-#: Told after each request: how many messages are confirmed so far, and how many are not yet.
-Progress = Callable[[int, int], None]
+#: Who waits for a message may be another thread.
+Confirmation = asyncio.Future[None] | concurrent.futures.Future[None]
+_Waiting = tuple[bytes, Confirmation]
 
-_Waiting = tuple[bytes, "asyncio.Future[None]"]
+
+def frame(
+    flags: int,
+    payload: bytes,
+    routing_key: bytes | str,
+    exchange: str,
+    properties: Properties | None,
+    retain: bool,
+    mandatory: bool,
+    priority: int,
+) -> bytes:
+    """A message as a request has it. Raises ValueError for fields that do not fit."""
+    return encode_message(
+        flags | (RETAIN if retain else 0) | (MANDATORY if mandatory else 0),
+        priority,
+        exchange.encode(),
+        routing_key.encode() if isinstance(routing_key, str) else routing_key,
+        b"" if properties is None else encode_properties(properties),
+        payload,
+    )
 
 
 class Publisher:
@@ -68,7 +88,8 @@ class Publisher:
         self._connection = connection
         #: with the number of the next message to be sent; None without numbers
         self.producer = producer
-        self._flags = ACKS[acks]
+        #: of each message: delivery mode and persistence
+        self.flags = ACKS[acks]
         self._linger = linger
         self._request_bytes = min(request_bytes, connection.protocol.max_frame // 2)
         self._on_progress = on_progress
@@ -103,20 +124,30 @@ class Publisher:
         The future is done once what must survive is durable, or has the error that refused this
         message. Raises what has ended the publisher, ValueError for fields that do not fit.
         """
-        entry = encode_message(
-            self._flags | (RETAIN if retain else 0) | (MANDATORY if mandatory else 0),
-            priority,
-            exchange.encode(),
-            routing_key.encode() if isinstance(routing_key, str) else routing_key,
-            b"" if properties is None else encode_properties(properties),
-            payload,
+        entry = frame(
+            self.flags, payload, routing_key, exchange, properties, retain, mandatory, priority
         )
+        if self.waiting_bytes >= BUFFER_BYTES:
+            await self.room()
+        if self._error is not None:
+            raise self._error
+        future: asyncio.Future[None] = self._loop.create_future()
+        self.take(entry, future)
+        return future
+
+    async def room(self) -> None:
+        """Wait while too many bytes wait to be sent. Raises what has ended the publisher."""
         while self.waiting_bytes >= BUFFER_BYTES and self._error is None:
             self._has_room.clear()
             await self._has_room.wait()
         if self._error is not None:
             raise self._error
-        future: asyncio.Future[None] = self._loop.create_future()
+
+    def take(self, entry: bytes, future: Confirmation) -> None:
+        """Take a message that is framed already, whether there is room or not."""
+        if self._error is not None:
+            self._refuse([(entry, future)], self._error)
+            return
         if not self._waiting:
             self._is_idle.clear()
             self._has_some.set()
@@ -124,7 +155,6 @@ class Publisher:
         self.waiting_bytes += len(entry) + _OVERHEAD
         if self.waiting_bytes >= self._request_bytes and not self._is_full.is_set():
             self._is_full.set()
-        return future
 
     async def flush(self) -> None:
         """Wait until all that was taken is confirmed or refused.
@@ -197,7 +227,7 @@ class Publisher:
             framed = FramedMessages(len(batch), b"".join([entry for entry, _ in batch]))
             operation = operations.publish(framed, self.producer)
             try:
-                if self._flags & AT_LEAST_ONCE:
+                if self.flags & AT_LEAST_ONCE:
                     await self._connection.publish(operation)
                 else:
                     await self._connection.tell(operation)

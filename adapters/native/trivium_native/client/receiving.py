@@ -43,6 +43,15 @@ class Subscription(Generic[T]):
         self._taken(item)
         return item
 
+    async def some(self) -> list[T]:
+        """All that has come, at least one."""
+        found = [await anext(self)]
+        while self._items:
+            item = self._items.popleft()
+            self._taken(item)
+            found.append(item)
+        return found
+
     def _taken(self, item: T) -> None:
         """An item leaves the backlog."""
 
@@ -143,11 +152,11 @@ class Deliveries(Subscription[Delivery]):
         ``wait`` for the settlement to be durable. Raises UnknownDelivery and Interrupted, if it
         waits.
         """
-        if not self._is_of_this_connection(delivery, wait):
-            return
-        first = 1 if multiple else delivery.tag
-        operation = operations.settle(self.number, first, delivery.tag)
-        if wait:
+        operation = self.settlement(delivery, multiple)
+        if operation is None:
+            if wait:
+                raise UnknownDelivery("the connection that it came by was lost: it comes again")
+        elif wait:
             await self._connection.run(operation)
         else:
             await self._connection.tell(operation)
@@ -156,18 +165,25 @@ class Deliveries(Subscription[Delivery]):
         self, delivery: Delivery, *, requeue: bool = True, multiple: bool = False
     ) -> None:
         """The delivery was not wanted: back to the queue, or away."""
-        if not self._is_of_this_connection(delivery, False):
-            return
-        first = 1 if multiple else delivery.tag
-        operation = operations.give_back(self.number, first, delivery.tag, requeue)
-        await self._connection.tell(operation)
+        operation = self.settlement(delivery, multiple, gives_back=True, requeue=requeue)
+        if operation is not None:
+            await self._connection.tell(operation)
 
-    def _is_of_this_connection(self, delivery: Delivery, is_asked: bool) -> bool:
-        if delivery.subscription == self.number:
-            return True
-        if is_asked:
-            raise UnknownDelivery("the connection that it came by was lost: it comes again")
-        return False
+    def settlement(
+        self,
+        delivery: Delivery,
+        multiple: bool,
+        *,
+        gives_back: bool = False,
+        requeue: bool = False,
+    ) -> Operation[None] | None:
+        """The request that settles it; None where it came by a connection that was lost."""
+        if delivery.subscription != self.number:
+            return None
+        first = 1 if multiple else delivery.tag
+        if gives_back:
+            return operations.give_back(self.number, first, delivery.tag, requeue)
+        return operations.settle(self.number, first, delivery.tag)
 
 
 class Batches(Subscription[StoredBatch]):

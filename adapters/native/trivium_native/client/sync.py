@@ -6,9 +6,13 @@ For code that has neither, such as a task in a Spark executor::
         (info,) = client.metadata(["readings"])
         fetched = client.fetch("readings", 0, info.partitions[0].first_offset)
 
-It makes requests and waits for their answers; it does not subscribe. Not safe for use by several
-threads at a time. A connection that is lost is made again by the next request, which asks again
-what the broker does once all the same (``Operation.repeats``).
+It makes requests and waits for their answers. Not safe for use by several threads at a time. A
+connection that is lost is made again by the next request, which asks again what the broker does
+once all the same (``Operation.repeats``).
+
+What lives on a connection, such as a subscription, needs somebody who listens: from the first one
+on, there is a second connection with a thread of its own (``background``), which all requests take
+that may have to do with it.
 """
 
 from __future__ import annotations
@@ -19,15 +23,17 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from types import TracebackType
-from typing import Final, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 from trivium.common.client_tls import ClientTls, tls_reason
 from trivium.messages.message import AT_LEAST_ONCE, Properties
 from trivium_native.client import operations
-from trivium_native.client.methods import Operations, SyncRunner, SyncWithin
+from trivium_native.client.defaults import DEFAULT_HEARTBEAT
+from trivium_native.client.methods import SyncWithin
 from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import ClientProtocol, Closed, Reply
 from trivium_native.client.reconnecting import Persistence, Reconnect, may_pass
+from trivium_native.client.streaming import Streaming
 from trivium_native.client.url import ALPN, Target, cannot_connect, make_target
 from trivium_native.client.values import (
     FramedMessages,
@@ -35,6 +41,9 @@ from trivium_native.client.values import (
     Publication,
 )
 from trivium_native.wire.errors import ConnectionFailed, Interrupted, NativeError, TimedOut
+
+if TYPE_CHECKING:
+    from trivium_native.client.background import Background
 
 T = TypeVar("T")
 
@@ -55,6 +64,7 @@ def connect(
     password: str | None = None,
     timeout: float = DEFAULT_TIMEOUT,
     name: str = "",
+    heartbeat: int = DEFAULT_HEARTBEAT,
     reconnect: Reconnect | bool = True,
     on_connected: Callable[[Target], None] | None = None,
     on_disconnected: Callable[[NativeError], None] | None = None,
@@ -62,12 +72,14 @@ def connect(
     """Connect and authenticate, with TLS, credentials and reconnecting as the client for asyncio.
 
     ``timeout`` is in seconds: for connecting, for each answer, and for connecting again.
+    ``heartbeat``, in seconds, is for the connection of subscriptions.
 
     Raises ValueError for a bad URL or files of ``tls`` that cannot be used, ConnectionFailed,
     AuthenticationFailed, NotFound (vhost).
     """
     persistence = Persistence.of(reconnect, on_connected, on_disconnected)
-    return SyncClient(make_target(url, tls, username, password), timeout, name, persistence)
+    target = make_target(url, tls, username, password)
+    return SyncClient(target, timeout, name, heartbeat, persistence)
 
 
 def _open_socket(target: Target, timeout: float) -> socket.socket:
@@ -90,17 +102,21 @@ def _lost(error: OSError) -> ConnectionFailed:
     return ConnectionFailed(f"the connection was lost: {tls_reason(error)}")
 
 
-class SyncClient(SyncRunner, Operations):
+class SyncClient(Streaming):
     """A connected client that blocks. The methods that make one request are in ``methods``.
 
     Every method raises the errors of ``trivium_native.wire.errors``.
     """
 
-    def __init__(self, target: Target, timeout: float, name: str, persistence: Persistence) -> None:
+    def __init__(
+        self, target: Target, timeout: float, name: str, heartbeat: int, persistence: Persistence
+    ) -> None:
         self._target = target
         self._timeout = timeout
         self._name = name
+        self._heartbeat = heartbeat
         self._persistence = persistence
+        self._background: Background | None = None
         self._replies: dict[int, Reply] = {}
         self._error: NativeError | None = None
         self._is_closed = False
@@ -182,6 +198,8 @@ class SyncClient(SyncRunner, Operations):
 
     def close(self) -> None:
         """Say goodbye and close; nothing happens when it is closed already."""
+        if self._background is not None:
+            self._background.close()
         if self._error is None:
             try:
                 self._protocol.close()
@@ -210,6 +228,17 @@ class SyncClient(SyncRunner, Operations):
             return self.run(operation)
         finally:
             self._end = before
+
+    def _in_background(self) -> Background:
+        if self._is_closed:
+            raise ConnectionFailed("the client is closed")
+        if self._background is None:
+            from trivium_native.client.background import Background
+
+            self._background = Background(
+                self._target, self._name, self._heartbeat, self._timeout, self._persistence
+            )
+        return self._background
 
     # Publishing
 
@@ -297,6 +326,18 @@ class SyncClient(SyncRunner, Operations):
     # I/O
 
     def run(self, operation: Operation[T]) -> T:
+        if operation.belongs:
+            self._in_background()
+        if self._background is not None:
+            timeout = self._timeout + operation.wait
+            if self._end is not None:
+                timeout = max(0.0, min(timeout, self._end - time.monotonic()))
+            found = self._background.run(operation, timeout)
+            if operation.secret is None:
+                return found
+        return self._run_here(operation)
+
+    def _run_here(self, operation: Operation[T]) -> T:
         while True:
             try:
                 found = self.finish(self.start(operation), operation)

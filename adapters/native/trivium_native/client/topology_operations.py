@@ -41,7 +41,7 @@ def declare_queue(
     arguments: Mapping[str, object] | None = None,
 ) -> Operation[QueueInfo]:
     """A queue with these properties, made when it is new; an empty name makes one up."""
-    return request(
+    declaring = request(
         frames.DECLARE,
         lambda reply: QueueInfo(reply["name"], reply["messages"], reply["consumers"]),
         kind="queue",
@@ -51,6 +51,8 @@ def declare_queue(
         exclusive=exclusive,
         arguments=None if arguments is None else dict(arguments),
     )
+    declaring.belongs = exclusive
+    return declaring
 
 
 def declare_stream(
