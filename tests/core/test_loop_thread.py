@@ -21,11 +21,12 @@ async def answer() -> int:
 
 def test_it_runs_what_it_is_given_until_it_is_stopped() -> None:
     thread = LoopThread("loop", serve)
-    assert thread.is_alive
+    lives = [thread.is_alive]
     assert not thread.is_current
     assert thread.call(answer()) == 42
     thread.stop()
-    assert not thread.is_alive
+    lives.append(thread.is_alive)
+    assert lives == [True, False]
     with pytest.raises(LoopStopped):
         thread.call(answer())
     thread.tell(pytest.fail, "it runs no more")

@@ -207,7 +207,7 @@ async def test_a_callback_commits_before_partitions_go_to_another_member(url: st
 
         is_over = threading.Event()
         with client.join("g", ["s"], on_revoked=on_revoked) as consumer:
-            found = []
+            found: list[bytes] = []
             while len(found) < 40:
                 found += [record.payload for record in next(consumer).records()]
             joining: Future[list[int | None]] = Future()
