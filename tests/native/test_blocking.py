@@ -312,7 +312,7 @@ async def test_a_subscription_outlives_its_connection(url: str) -> None:
             connect(url, timeout=TIMEOUT, on_connected=on_connected, reconnect=reconnect) as client,
             client.subscribe("#") as messages,
         ):
-            background = client._in_background()
+            background = client.in_background()
             background.ask(lambda: _lose(background.client))
             assert back.wait(TIMEOUT)
             client.publish(b"a")

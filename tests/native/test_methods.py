@@ -28,7 +28,7 @@ NAMES = [name for name, value in vars(Operations).items() if isinstance(value, M
 
 #: What one has more than the other. ``publish`` of the blocking one takes many messages as well.
 ONLY_ASYNCHRONOUS: set[str] = set()
-ONLY_BLOCKING = {"finish", "max_request", "publish_many", "start"}
+ONLY_BLOCKING = {"finish", "in_background", "max_request", "publish_many", "start"}
 MORE_TO_PUBLISH = {"producer"}
 #: of ``connect``: who blocks has one request under way
 MORE_TO_CONNECT = {"window"}

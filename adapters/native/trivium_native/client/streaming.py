@@ -41,7 +41,7 @@ class Streaming(SyncRunner, Operations):
     Callbacks may block; they are called by another thread.
     """
 
-    def _in_background(self) -> Background:
+    def in_background(self) -> Background:
         """What works while the program does something else."""
         raise NotImplementedError
 
@@ -59,7 +59,7 @@ class Streaming(SyncRunner, Operations):
         """Publish message by message, gathered to requests; flushed at the end of the block."""
         from trivium_native.client.blocking import BlockingPublisher
 
-        background = self._in_background()
+        background = self.in_background()
         gathering = background.client.publisher(
             name,
             acks=acks,
@@ -80,7 +80,7 @@ class Streaming(SyncRunner, Operations):
         """Mode ``pubsub``: what is published to an exchange while the block lasts, at most once."""
         from trivium_native.client.blocking import BlockingLiveMessages
 
-        background = self._in_background()
+        background = self.in_background()
         subscribing = background.client.subscribe(pattern, exchange=exchange, no_local=no_local)
         with background.opened(subscribing) as messages:
             yield BlockingLiveMessages(background, messages)
@@ -98,7 +98,7 @@ class Streaming(SyncRunner, Operations):
         """Mode ``queue``: at most ``credit`` messages are unsettled at a time."""
         from trivium_native.client.blocking import BlockingDeliveries
 
-        background = self._in_background()
+        background = self.in_background()
         consuming = background.client.consume(
             queue, credit=credit, priority=priority, no_ack=no_ack, exclusive=exclusive
         )
@@ -119,7 +119,7 @@ class Streaming(SyncRunner, Operations):
         """Mode ``log``: record batches from an offset, or ``first``, ``last``, ``next``, on."""
         from trivium_native.client.blocking import BlockingBatches
 
-        background = self._in_background()
+        background = self.in_background()
         reading = background.client.read(
             stream, partition, offset, timestamp=timestamp, incarnation=incarnation, credit=credit
         )
@@ -145,7 +145,7 @@ class Streaming(SyncRunner, Operations):
         """Be a member of a group, and read the partitions that the broker assigns, in the block."""
         from trivium_native.client.blocking import BlockingGroupConsumer, in_thread
 
-        background = self._in_background()
+        background = self.in_background()
         joining = background.client.join(
             group,
             streams,

@@ -229,7 +229,8 @@ class SyncClient(Streaming):
         finally:
             self._end = before
 
-    def _in_background(self) -> Background:
+    def in_background(self) -> Background:
+        """What works while the program does something else. Raises ConnectionFailed."""
         if self._is_closed:
             raise ConnectionFailed("the client is closed")
         if self._background is None:
@@ -327,7 +328,7 @@ class SyncClient(Streaming):
 
     def run(self, operation: Operation[T]) -> T:
         if operation.belongs:
-            self._in_background()
+            self.in_background()
         if self._background is not None:
             timeout = self._timeout + operation.wait
             if self._end is not None:
