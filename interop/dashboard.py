@@ -88,7 +88,7 @@ class Dashboard:
         self.url = f"{scheme}://{LOOPBACK}:{broker.ports[scheme]}/"
         tab.look()
 
-    def sign_in(self, user: str = "root") -> None:
+    def sign_in(self, user: str = "root", password: str = "p") -> None:
         """Come in as a user, by the keyboard."""
         tab = self.page
         tab.troubles.clear()
@@ -100,7 +100,7 @@ class Dashboard:
         tab.wait("document.activeElement.name === 'user'")
         tab.type(user)
         tab.press("Tab")
-        tab.type("p")
+        tab.type(password)
         tab.press("Enter")
         tab.wait("document.querySelector('.side')")
         assert tab.troubles == []

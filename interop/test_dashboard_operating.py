@@ -102,6 +102,14 @@ def offered(site: Dashboard) -> dict[str, bool]:
     return found
 
 
+def leads(site: Dashboard) -> list[str]:
+    """The links of the page's heading that look as buttons do."""
+    found: list[str] = site.page.run(
+        "[...document.querySelectorAll('main .heading a.button')].map((each) => each.textContent)"
+    )
+    return found
+
+
 def test_exchanges_are_made_bound_drawn_and_deleted(site: Dashboard) -> None:
     site.sign_in()
     site.visit("exchanges")
@@ -377,7 +385,8 @@ def test_keys_are_made_shown_once_and_taken_back(site: Dashboard) -> None:
     shown = {"Authorization": f"Bearer {secret}"}
     url = f"http://{LOOPBACK}:{site.broker.ports['http']}/api/v1/whoami"
     with urlopen(Request(url, headers=shown), timeout=30) as answer:
-        assert json.loads(answer.read()) == {"name": "watcher", "tags": ["monitoring"]}
+        who = {"name": "watcher", "tags": ["monitoring"], "has_own_keys": False}
+        assert json.loads(answer.read()) == who
     site.visit("users", "watcher")
     rows(site, "tag:monitoring")
     site.check("user-with-key")
@@ -444,6 +453,37 @@ def test_virtual_hosts_are_made_limited_and_deleted(site: Dashboard) -> None:
     tab.wait("![...document.querySelector('#vhost').options].some((each) => each.value === 'farm')")
 
 
+def test_users_make_and_take_back_their_own_keys(site: Dashboard) -> None:
+    site.sign_in("plain")
+    tab = site.page
+    site.visit("keys", waits_for="document.querySelector('.tools button')")
+    assert "User" not in tab.run("document.querySelector('main thead').textContent")
+    site.press("New key")
+    tab.wait("document.querySelector('dialog')")
+    assert tab.run("document.querySelector('dialog [name=user]')") is None
+    site.fill(scopes="tag:administrator")
+    site.press("Create")
+    site.wait_for_text("no tag 'administrator'", "dialog")
+    tab.troubles.clear()
+    site.fill(scopes="management read:*/own")
+    site.press("Create")
+    tab.wait("document.querySelector('.secret')")
+    secret = tab.run("document.querySelector('.secret').textContent")
+    site.press("Done")
+    rows(site, "read:*/own")
+    site.check("keys-own")
+    # Who has come by a key makes none.
+    site.sign_in("plain", secret)
+    assert "API keys" not in tab.run("document.querySelector('.pages-of-all').textContent")
+    site.sign_in("plain")
+    site.visit("keys")
+    rows(site, "read:*/own")
+    site.press("Take back")
+    site.press("Take back")
+    tab.wait("document.querySelector('.empty:not([hidden])')")
+    assert tab.troubles == []
+
+
 def test_what_permissions_do_not_allow_is_not_offered(site: Dashboard) -> None:
     site.sign_in("reader")
     tab = site.page
@@ -453,24 +493,32 @@ def test_what_permissions_do_not_allow_is_not_offered(site: Dashboard) -> None:
     site.visit("queues", "/", "backlog")
     site.wait_for_text("You may not configure “backlog”.")
     assert offered(site) == {"Purge": True, "Delete": False}
+    assert leads(site) == ["Messages"]
     site.check("queue-reader")
     site.visit("streams", "/", STREAMS[0])
     site.wait_for_text(f"You may not configure “{STREAMS[0]}”.")
     assert offered(site) == {"Delete": False}
+    assert leads(site) == ["Messages"]
     site.visit("groups", "/", "billing")
     site.wait_for_text("You may not configure “billing”.")
     assert offered(site) == {"Reset offsets": True, "Delete": False}
     site.visit("exchanges", "/", "shop")
     site.wait_for_text("You may not configure “shop”.")
     assert offered(site) == {"Bind": True, "Delete": False}
+    assert leads(site) == []
+    for place in (("exchanges", "/", "shop"), ("bindings",)):
+        site.visit(*place, waits_for="document.querySelector('.list tbody tr, table tbody tr')")
+        assert tab.run("document.querySelectorAll('table button').length") == 0
     tab.run("void (location.hash = '#/retained?vhost=%2F&topic=plant/hall1/machine1/temperature')")
     site.wait_for_text("You may not write “plant/hall1/machine1/temperature”.")
     assert offered(site) == {"Clear": False}
+    assert leads(site) == []
     # What belongs to a session is nobody's here.
     site.sign_in()
     site.visit("queues", "/", "amq.mqtt-session.sensor")
     site.wait_for_text("It belongs to a session.")
     assert offered(site) == {"Purge": False, "Delete": False}
+    assert leads(site) == ["Messages", "Publish"]
     assert tab.troubles == []
 
 
@@ -481,9 +529,11 @@ def test_what_the_tags_do_not_allow_is_not_offered(site: Dashboard, user: str) -
     shown = tab.run(
         "[...document.querySelectorAll('.pages-of-all a')].map((each) => each.textContent)"
     )
-    assert not {"Users", "Roles", "API keys"} & set(shown)
-    assert {"Exchanges", "Bindings", "Message browser", "Publish", "Retained"} <= set(shown)
-    for page in ("users", "roles", "keys"):
+    assert not {"Users", "Roles"} & set(shown)
+    assert {"API keys", "Exchanges", "Bindings", "Message browser", "Publish", "Retained"} <= set(
+        shown
+    )
+    for page in ("users", "roles"):
         site.visit(page)
         site.wait_for_text("There is no such page")
     for page, name in (

@@ -13,9 +13,9 @@ WARM_UP: Final = 0.2
 WINDOW: Final = 0.1
 #: How much more memory there may be in the last window than in the first one after the warm-up.
 GROWTH: Final = 0.05
-#: The same where the time is so short, in seconds, that caches still fill after the warm-up.
-SHORT: Final = 600.0
-SHORT_GROWTH: Final = 0.25
+#: The same of what is shorter than so many seconds: its warm-up has not seen each kind of request.
+SHORT: Final = 60.0
+SHORT_GROWTH: Final = 0.1
 #: How much more disk, and bytes besides: journal and segments go to and fro between checkpoints.
 DISK_GROWTH: Final = 0.25
 DISK_SLACK: Final = 64 << 20

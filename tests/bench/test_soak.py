@@ -122,10 +122,15 @@ def test_what_grows_before_the_warm_up_is_over_is_not_counted() -> None:
     assert judges.judge_growth("memory", series, SECONDS).is_kept
 
 
-@pytest.mark.parametrize(("growth", "is_kept"), [(0.24, True), (0.26, False)])
-def test_in_a_short_time_caches_may_fill(growth: float, is_kept: bool) -> None:
-    series = [(at / 10, value) for at, value in rising(growth)]
-    assert judges.judge_growth("memory", series, SECONDS / 10).is_kept == is_kept
+@pytest.mark.parametrize(
+    ("seconds", "growth", "is_kept"),
+    [(60, 0.049, True), (60, 0.051, False), (50, 0.09, True), (50, 0.11, False)],
+)
+def test_in_less_than_a_minute_memory_may_grow_more(
+    seconds: float, growth: float, is_kept: bool
+) -> None:
+    series = [(at * seconds / SECONDS, value) for at, value in rising(growth)]
+    assert judges.judge_growth("memory", series, seconds).is_kept == is_kept
 
 
 @pytest.mark.parametrize("series", [[], [(250.0, 1.0)], [(950.0, 1.0)]])

@@ -125,7 +125,8 @@ async def test_whoever_opens_it_may_do_everything(tmp_path: Path) -> None:
     path = tmp_path / "c"
     async with Broker(memory(at(path))), client(path) as session:
         async with session.get("/api/v1/whoami") as response:
-            assert await response.json() == {"name": "(owner)", "tags": ["administrator"]}
+            who = {"name": "(owner)", "tags": ["administrator"]}
+            assert await response.json() == {**who, "has_own_keys": False}
         async with session.put("/api/v1/vhosts/north", json={}) as response:
             assert response.status == 201
         async with session.put("/api/v1/vhosts/north/queues/q", json={}) as response:
@@ -157,7 +158,8 @@ async def test_who_shows_credentials_is_let_in_by_these(tmp_path: Path) -> None:
             client(path, headers=basic("ann", "secret")) as session,
             session.get("/api/v1/whoami") as response,
         ):
-            assert await response.json() == {"name": "ann", "tags": ["monitoring"]}
+            who = {"name": "ann", "tags": ["monitoring"]}
+            assert await response.json() == {**who, "has_own_keys": True}
         async with (
             client(path, headers=basic("ann", "wrong")) as session,
             session.get("/api/v1/whoami") as response,

@@ -124,7 +124,8 @@ async def test_a_page_is_told_who_has_signed_in_and_is_not_refused(tmp_path: Pat
         # Credentials that a request shows are no session.
         assert await caller(**authorization("root")) is None
         assert await browser.sign_in(authorization("root")) == 201
-        assert await caller(**OWN) == {"name": "root", "tags": ["administrator"]}
+        signed_in = {"name": "root", "tags": ["administrator"], "has_own_keys": True}
+        assert await caller(**OWN) == signed_in
         # A page of another site is told nothing.
         assert await caller(**{"Sec-Fetch-Site": "same-site"}) is None
         taken = browser.cookie

@@ -16,9 +16,10 @@ from trivium.routing.exchanges import (
     Binding,
     Declarer,
     HeadersExchange,
+    TopicExchange,
     valid_headers_match,
 )
-from trivium.security.permissions import CONFIGURE, READ, WRITE, Access
+from trivium.security.permissions import CONFIGURE, READ, TOPIC_EXCHANGE, WRITE, Access
 from trivium.streams.stream import take_partitions
 from trivium.vhost.settings import with_default_type
 
@@ -168,6 +169,18 @@ def unbind(vhost: VirtualHost, access: Access, source: str, binding: Binding, wh
     access.require_source(exchange, binding.pattern)
     if not vhost.unbind(exchange, binding):
         raise NotFound("no such binding")
+
+
+def may_unbind(
+    vhost: VirtualHost, access: Access, source: str, destination: str, key: bytes
+) -> bool:
+    """Whether ``unbind`` is permitted; an answer that is no is no refusal to anybody."""
+    exchange = vhost.exchanges.get(source)
+    if exchange is None or not source or not access.may(WRITE, destination):
+        return False
+    if source != TOPIC_EXCHANGE and not access.may(READ, source):
+        return False
+    return not isinstance(exchange, TopicExchange) or access.may_read_all(source, key)
 
 
 def _refuse_default(name: str) -> None:

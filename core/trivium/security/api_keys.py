@@ -30,6 +30,8 @@ ID_BYTES: Final = 8
 SECRET_BYTES: Final = 32
 #: rows of the table: all of them are in memory
 MAX_KEYS: Final = 100_000
+#: of a user that makes them itself: so nobody fills the table
+MAX_OWN_KEYS: Final = 100
 
 _FORM: Final = re.compile(rf"trivium_([0-9a-f]{{{2 * ID_BYTES}}})_([0-9a-f]{{{2 * SECRET_BYTES}}})")
 
@@ -65,6 +67,8 @@ class ApiKeys(Method):
         self._changed = changed
         self._events = events
         self._keys: dict[str, ApiKey] = {}
+        # By user and identifier.
+        self._of_users: dict[str, dict[str, ApiKey]] = {}
         self._table: Table | None = None
 
     def open(self, table: Table) -> None:
@@ -72,12 +76,14 @@ class ApiKeys(Method):
         self._table = table
         for key, row in table.items():
             user, digest, scopes, expires_ms = unpack(row)
-            self._keys[key.decode()] = ApiKey(
-                id=key.decode(),
-                user=user,
-                digest=digest,
-                scopes=None if scopes is None else frozenset(scopes),
-                expires_ms=expires_ms,
+            self._keep(
+                ApiKey(
+                    id=key.decode(),
+                    user=user,
+                    digest=digest,
+                    scopes=None if scopes is None else frozenset(scopes),
+                    expires_ms=expires_ms,
+                )
             )
 
     def check(self, attempt: Attempt, decided: Decided) -> None:
@@ -99,6 +105,23 @@ class ApiKeys(Method):
         found = None if key is None else self._login(key)
         return login if found == login else found
 
+    def add_own(
+        self, user: str, scopes: Iterable[str] | None = None, expires_ms: int = 0
+    ) -> tuple[ApiKey, str]:
+        """The same, made by the user: at most ``MAX_OWN_KEYS``, and with tags that it has now.
+
+        What else scopes name is looked at with what the user may when the key is used.
+        """
+        found = self._users.find(user)
+        if scopes is not None and found is not None:
+            scopes = check_scopes(scopes)
+            missing = scopes_of(scopes)[1] - found.tags
+            if missing:
+                raise PreconditionFailed(f"user '{user}' has no tag '{min(missing)}'")
+        if len(self._of_users.get(user, ())) >= MAX_OWN_KEYS:
+            raise LimitExceeded(f"user '{user}' has {MAX_OWN_KEYS} keys")
+        return self.add(user, scopes, expires_ms)
+
     def add(
         self, user: str, scopes: Iterable[str] | None = None, expires_ms: int = 0
     ) -> tuple[ApiKey, str]:
@@ -118,11 +141,15 @@ class ApiKeys(Method):
             digest=hashlib.sha256(secret.encode()).digest(),
         )
         assert self._table is not None
-        self._keys[number] = key
+        self._keep(key)
         given = None if key.scopes is None else sorted(key.scopes)
         self._table.put(number.encode(), pack([user, key.digest, given, expires_ms]))
         self._events.tell("user.key.created", name=user, key=number, scopes=given)
         return key, f"trivium_{number}_{secret}"
+
+    def find(self, number: str) -> ApiKey | None:
+        """The key of an identifier."""
+        return self._keys.get(number)
 
     def delete(self, number: str) -> None:
         """Take a key back. Raises NotFound."""
@@ -140,12 +167,20 @@ class ApiKeys(Method):
 
     def all(self, user: str = "") -> list[ApiKey]:
         """The keys of a user, or all of them, by user and number."""
-        found = [key for key in self._keys.values() if user in ("", key.user)]
-        return sorted(found, key=lambda key: (key.user, key.id))
+        found = self._of_users.get(user, {}) if user else self._keys
+        return sorted(found.values(), key=lambda key: (key.user, key.id))
+
+    def _keep(self, key: ApiKey) -> None:
+        self._keys[key.id] = key
+        self._of_users.setdefault(key.user, {})[key.id] = key
 
     def _drop(self, number: str) -> None:
         assert self._table is not None
-        del self._keys[number]
+        key = self._keys.pop(number)
+        own = self._of_users[key.user]
+        del own[number]
+        if not own:
+            del self._of_users[key.user]
         self._table.delete(number.encode())
 
     def _login(self, key: ApiKey) -> Login | None:

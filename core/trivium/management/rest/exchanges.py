@@ -22,7 +22,13 @@ from trivium.management.rest.operations import (
     operation,
 )
 from trivium.management.rest.schema import About, Count, Name, Table
-from trivium.management.topology import bind, declare_exchange, delete_exchange, unbind
+from trivium.management.topology import (
+    bind,
+    declare_exchange,
+    delete_exchange,
+    may_unbind,
+    unbind,
+)
 from trivium.management.values import shown_table
 from trivium.management.views import (
     default_binding,
@@ -97,6 +103,7 @@ class Binding:
     key_base64: str
     is_filter: Annotated[bool, About(text="whether `key` is a topic filter of a session")]
     arguments: Table
+    is_removable: Annotated[bool, About(text="whether the caller may remove it")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,8 +219,9 @@ def _bindings_in(call: Call, vhost: VirtualHost) -> Iterator[BindingView]:
                 yield view
 
 
-def _view_binding(view: BindingView) -> Binding:
+def _view_binding(call: Call, view: BindingView) -> Binding:
     kind: Any = view.kind
+    is_removable = may_unbind(call.vhost, call.access, view.source, view.destination, view.key)
     return Binding(
         vhost=view.vhost,
         source=view.source,
@@ -224,6 +232,7 @@ def _view_binding(view: BindingView) -> Binding:
         key_base64=base64.b64encode(view.key).decode(),
         is_filter=view.is_filter,
         arguments=shown_table(view.arguments),
+        is_removable=is_removable and not view.is_filter,
     )
 
 
@@ -245,7 +254,7 @@ def bindings(call: Call) -> ApiAnswer:
     return listed(
         call,
         every,
-        _view_binding,
+        lambda view: _view_binding(call, view),
         lambda view: (view.vhost, view.source, view.key.decode(errors="replace"), view.destination),
         lambda view: source in (None, view.source) and destination in (None, view.destination),
         values=_BINDING_VALUES,

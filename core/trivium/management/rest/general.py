@@ -17,6 +17,7 @@ from trivium.management.rest.operations import answer, listed, operation
 from trivium.management.rest.schema import About, Count, Name, Table, shown_model
 from trivium.management.values import encode
 from trivium.observability.api import ApiAnswer
+from trivium.security.users import INTERNAL
 
 if TYPE_CHECKING:
     from trivium.common.histograms import Histogram
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
     from trivium.listen import ListenerConfig
     from trivium.management.calls import Call
     from trivium.observability.metrics import ProtocolMetrics
-    from trivium.storage.figures import StorageFigures
+from trivium.storage.figures import StorageFigures
 
 _Bytes = Annotated[int, About(text="bytes; -1 where they are not known", least=-1)]
 
@@ -35,6 +36,9 @@ class Caller:
 
     name: str
     tags: list[str]
+    has_own_keys: Annotated[
+        bool, About(text="whether it may make API keys of its own: it came with its password")
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +170,14 @@ class Storage:
 def caller(call: Call) -> Caller:
     """Who asks."""
     identity = call.identity
-    return Caller(identity.name, sorted(identity.tags))
+    return Caller(identity.name, sorted(identity.tags), has_own_keys(call))
+
+
+def has_own_keys(call: Call) -> bool:
+    """Whether the caller may make keys of its own: a key or token must not give more, nor for
+    longer, than itself, nor the keys of whoever else is called the same."""
+    login = call.request.login
+    return login is not None and login.method == INTERNAL
 
 
 def whoami(call: Call) -> ApiAnswer:

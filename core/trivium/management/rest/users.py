@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 from trivium.common.quotas import USER as USER_SCOPE
 from trivium.common.quotas import check_limits
-from trivium.errors import NotFound
+from trivium.errors import AccessRefused, NotFound
 from trivium.management.accounts import (
     permissions_in,
     permit,
@@ -18,6 +18,7 @@ from trivium.management.accounts import (
     topic_permissions_in,
 )
 from trivium.management.endpoints import ADMINISTRATORS, UNCHECKED
+from trivium.management.rest.general import has_own_keys
 from trivium.management.rest.operations import (
     CONDITIONS,
     Parameter,
@@ -32,6 +33,7 @@ from trivium.management.rest.schema import About, Limits, Name, Time
 from trivium.observability.api import ApiAnswer
 from trivium.runtime.user_deletion import delete_user
 from trivium.security.granted import ROLE, USER
+from trivium.security.identity import ADMINISTRATOR
 from trivium.security.permissions import EVERY_VHOST, MAX_LINES, grants_of
 from trivium.security.scopes import MAX_SCOPES
 from trivium.security.stored import MAX_PASSWORD_BYTES
@@ -327,14 +329,31 @@ def _key(key: ApiKey) -> Key:
     return Key(key.id, key.user, scopes, key.expires_ms)
 
 
+def _is_administrator(call: Call) -> bool:
+    return ADMINISTRATOR in call.identity.tags
+
+
+def _require_keys_of(call: Call, user: str) -> None:
+    """Raise AccessRefused unless the caller may have to do with a user's keys."""
+    if _is_administrator(call) or (user == call.identity.name and has_own_keys(call)):
+        return
+    text = f"keys of user '{user}' are for an administrator, or that user with its password"
+    call.broker.permissions.denied(f"HTTP API: {text}", call.identity)
+    raise AccessRefused(text)
+
+
 def keys(call: Call) -> ApiAnswer:
     """Those of a user."""
+    _require_keys_of(call, call.names["user"])
     return _keys(call, _found(call).name)
 
 
 def all_keys(call: Call) -> ApiAnswer:
-    """Those of all users."""
-    return _keys(call, "")
+    """Those of all users; of one who is no administrator its own."""
+    if _is_administrator(call):
+        return _keys(call, "")
+    _require_keys_of(call, call.identity.name)
+    return _keys(call, call.identity.name)
 
 
 def _keys(call: Call, user: str) -> ApiAnswer:
@@ -344,9 +363,12 @@ def _keys(call: Call, user: str) -> ApiAnswer:
 
 def add_key(call: Call) -> None:
     """Make one."""
+    name = call.names["user"]
+    _require_keys_of(call, name)
     wanted = body_of(call, KeyRequest)
     api_keys = call.broker.authentication.api_keys
-    key, text = api_keys.add(_found(call).name, wanted.scopes, wanted.expires_at)
+    add = api_keys.add if _is_administrator(call) else api_keys.add_own
+    key, text = add(_found(call).name, wanted.scopes, wanted.expires_at)
     shown = _key(key)
     made = NewKey(shown.id, shown.user, shown.scopes, shown.expires_at, text)
     call.answer_durably(answer(made, 201))
@@ -354,7 +376,15 @@ def add_key(call: Call) -> None:
 
 def delete_key(call: Call) -> None:
     """Take one back."""
-    call.broker.authentication.api_keys.delete(call.names["key"])
+    number = call.names["key"]
+    api_keys = call.broker.authentication.api_keys
+    if not _is_administrator(call):
+        _require_keys_of(call, call.identity.name)
+        key = api_keys.find(number)
+        if key is None or key.user != call.identity.name:
+            # Whether it is somebody else's is not said.
+            raise NotFound(f"no key '{number}'")
+    api_keys.delete(number)
     call.gone()
 
 
@@ -531,6 +561,8 @@ _ADMIN: Final = {"tags": ADMINISTRATORS, "vhost": UNCHECKED}
 _PUT: Final = {"statuses": (201, 204), **_ADMIN}
 _DELETE: Final = {"statuses": (204,), **_ADMIN}
 _LIST: Final = {"is_list": True, **_ADMIN}
+# Of all users with a tag: the handlers look whose keys they are.
+_OWN: Final = {"vhost": UNCHECKED}
 
 ENDPOINTS: Final = (
     operation("GET", "users", list_all, "Users", result=User, **_LIST),
@@ -554,9 +586,9 @@ ENDPOINTS: Final = (
         body=LimitsSetting,
         **_DELETE,
     ),
-    operation("GET", "keys", all_keys, "Keys of all users", result=Key, **_LIST),
-    operation("DELETE", "keys/{key}", delete_key, "Take a key back", **_DELETE),
-    operation("GET", _KEYS, keys, "Keys of a user", result=Key, **_LIST),
+    operation("GET", "keys", all_keys, "Keys", result=Key, is_list=True, **_OWN),
+    operation("DELETE", "keys/{key}", delete_key, "Take a key back", statuses=(204,), **_OWN),
+    operation("GET", _KEYS, keys, "Keys of a user", result=Key, is_list=True, **_OWN),
     operation(
         "POST",
         _KEYS,
@@ -565,7 +597,7 @@ ENDPOINTS: Final = (
         body=KeyRequest,
         result=NewKey,
         statuses=(201,),
-        **_ADMIN,
+        **_OWN,
     ),
     operation(
         "GET",

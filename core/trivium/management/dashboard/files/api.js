@@ -101,5 +101,8 @@ export const signOut = () => del("session");
 // Who has signed in; null for nobody. It is no refusal, which the browser would write down.
 export const signedInAs = async () => (await get("session")).caller;
 
+// What stands for the default exchange in a path.
+export const DEFAULT = "amq.default";
+
 // What the user may do with what has a name, or with a topic: { configure, write, read }.
 export const access = (vhost, what, options) => get(at`vhosts/${vhost}/access`, what, options);

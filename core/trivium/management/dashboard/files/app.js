@@ -22,7 +22,7 @@ function theme(name) {
   else delete document.documentElement.dataset.theme;
 }
 
-const allowed = () => pages.filter((page) => may(page.needs || "management"));
+const allowed = () => pages.filter((page) => (page.isOffered ? page.isOffered() : may(page.needs || "management")));
 
 function find(names) {
   return allowed().find((page) => {

@@ -1,6 +1,6 @@
 // Exchanges: all of them, one with its bindings, and a drawing of what leads where.
 
-import { access, all, at, del, get, inVhost, post, put } from "../api.js";
+import { DEFAULT, access, all, at, del, get, inVhost, post, put } from "../api.js";
 import { confirm, dialog, fail, field, notify, parsed } from "../dialogs.js";
 import { h, replace, whenChanged } from "../dom.js";
 import { MOST_EDGES, draw, graphOf } from "../drawing.js";
@@ -10,7 +10,6 @@ import { go, link } from "../router.js";
 import { mayMake, state, vhostField } from "../state.js";
 import { Rates, listTable, plainTable } from "../table.js";
 
-const DEFAULT = "amq.default";
 const MOST_BINDINGS = 1000;
 const shown = (name) => name || "(default exchange)";
 const isOwn = (name) => name === "" || name === DEFAULT || name.startsWith("amq.");
@@ -88,7 +87,7 @@ function bindingsTable(vhost, bindings, changed) {
     { title: "Key", cell: (each) => h("code", {}, each.key) },
     { title: "To", cell: (each) => [tag(each.destination_type), " ", target(vhost, each)] },
     { title: "Arguments", cell: (each) => table(each.arguments) },
-    { title: actionsTitle(), cell: (each) => each.source !== "" && !each.is_filter && button("Remove", () => unbind(each), "danger") },
+    { title: actionsTitle(), cell: (each) => each.is_removable && button("Remove", () => unbind(each), "danger") },
   ], bindings, "Nothing is bound.");
 }
 
@@ -138,7 +137,7 @@ function actions(vhost, exchange, allowed, changed) {
     go("exchanges");
   }, name);
   return h("div", { class: "buttons" },
-    !exchange.internal && leads("Publish", "publish", { road: "exchange", vhost, exchange: name }),
+    !exchange.internal && (allowed.write || name === TOPICS) && leads("Publish", "publish", { road: "exchange", vhost, exchange: name }),
     name !== "" && offers([button("Bind", () => bind(vhost, name, changed)), readRefusal(allowed, name)],
       ...(isOwn(name) ? [] : [[button("Delete", remove, "danger"), refusal(allowed, "configure", name)]])));
 }

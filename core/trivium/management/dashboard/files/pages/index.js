@@ -4,6 +4,7 @@
 //   title   of the page; without one the last name is it
 //   group   heading of the navigation under which it stands; none: it is not there
 //   needs   the tag that a user needs, or one above it; "management" where nothing is said
+//   isOffered  in place of that: says whether the user may have it
 //   show    makes it: fills view.element (see makeView in app.js)
 
 import connections from "./connections.js";

@@ -5,7 +5,7 @@ import { InputError, confirm, dialog, fail, field, notify } from "../dialogs.js"
 import { h, replace } from "../dom.js";
 import * as format from "../format.js";
 import { actionsTitle, button, copied, named, names, tag } from "../parts.js";
-import { state } from "../state.js";
+import { may, state } from "../state.js";
 import { listTable } from "../table.js";
 
 const SCOPES = "Words with spaces between them, such as tag:monitoring read:*/*; without any it may what the user may";
@@ -78,8 +78,9 @@ export default {
   path: "keys",
   title: "API keys",
   group: "Access",
-  needs: "administrator",
+  isOffered: () => may("administrator") || state.caller.has_own_keys,
   show(view) {
-    replace(view.element, h("h1", {}, "API keys"), keyTable(view, "keys"));
+    // Who is no administrator has its own.
+    replace(view.element, h("h1", {}, "API keys"), keyTable(view, "keys", may("administrator") ? undefined : state.caller.name));
   },
 };

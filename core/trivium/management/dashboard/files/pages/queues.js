@@ -1,6 +1,6 @@
 // Queues: all of them, and one with its consumers and bindings.
 
-import { access, all, at, del, get, inVhost, put } from "../api.js";
+import { DEFAULT, access, all, at, del, get, inVhost, put } from "../api.js";
 import { Chart } from "../chart.js";
 import { confirm, dialog, fail, field, notify, parsed } from "../dialogs.js";
 import { h, replace, whenChanged } from "../dom.js";
@@ -73,7 +73,7 @@ function keeper(queue) {
   return queue.owner === null ? "" : "It is one connection's alone.";
 }
 
-function actions(vhost, queue, allowed, changed) {
+function actions(vhost, queue, allowed, publishes, changed) {
   const { name } = queue;
   const path = at`vhosts/${vhost}/queues/${name}`;
   const purge = () => confirm("Purge the queue?", `All messages of “${name}” that are ready are removed.`, "Purge", async () => {
@@ -86,7 +86,8 @@ function actions(vhost, queue, allowed, changed) {
     notify(`The queue “${name}” is deleted.`);
     go("queues");
   }, name);
-  const places = [leads("Messages", "messages", { kind: "queue", vhost, name }), leads("Publish", "publish", { road: "exchange", vhost, key: name })];
+  const places = [leads("Messages", "messages", { kind: "queue", vhost, name }),
+    publishes.write && leads("Publish", "publish", { road: "exchange", vhost, key: name })];
   const kept = keeper(queue);
   return h("div", { class: "buttons" }, places, offers([button("Purge", purge, "danger"), kept || refusal(allowed, "read", name)],
     [button("Delete", remove, "danger"), kept || refusal(allowed, "configure", name)]));
@@ -101,8 +102,8 @@ const one = {
     const moves = new Chart("Rates", format.rate);
     const [does, numbers, about, consumers, bindings] = [h("div"), h("div"), h("div"), h("div"), h("div")];
     const options = { signal: view.signal };
-    const allowed = await access(vhost, { name }, options);
-    const shownActions = whenChanged(does, (queue) => actions(vhost, queue, allowed, load));
+    const [allowed, publishes] = await Promise.all([{ name }, { name: DEFAULT }].map((what) => access(vhost, what, options)));
+    const shownActions = whenChanged(does, (queue) => actions(vhost, queue, allowed, publishes, load));
 
     async function load() {
       const queue = await get(at`vhosts/${vhost}/queues/${name}`, {}, options);

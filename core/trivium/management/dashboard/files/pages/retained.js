@@ -93,7 +93,7 @@ export default {
       });
       const title = h("h3", { tabindex: "-1" }, topic);
       replace(message, h("div", { class: "heading" }, title, h("div", { class: "buttons" },
-        leads("Publish", "publish", { road: "topic", vhost, topic, retain: "yes" }), offers([button("Clear", clear, "danger"), refusal(allowed, "write", topic)]))),
+        allowed.write && leads("Publish", "publish", { road: "topic", vhost, topic, retain: "yes" }), offers([button("Clear", clear, "danger"), refusal(allowed, "write", topic)]))),
       messageView(found, [["Published", format.time(found.published_at)], ["Mode", found.mode], ["Size", format.bytes(found.bytes)]]));
       title.focus();
     }

@@ -1,6 +1,6 @@
 // Streams: all of them, and one with its partitions and how far each group is in them.
 
-import { access, all, at, del, get, inVhost, put } from "../api.js";
+import { DEFAULT, access, all, at, del, get, inVhost, put } from "../api.js";
 import { Chart } from "../chart.js";
 import { confirm, dialog, field, notify, parsed } from "../dialogs.js";
 import { h, replace } from "../dom.js";
@@ -84,7 +84,7 @@ const one = {
     const { vhost, name } = view.names;
     const path = at`vhosts/${vhost}/streams/${name}`;
     const options = { signal: view.signal };
-    const allowed = await access(vhost, { name }, options);
+    const [allowed, publishes] = await Promise.all([{ name }, { name: DEFAULT }].map((what) => access(vhost, what, options)));
     const rates = new Rates();
     const moves = new Chart("Records", format.rate);
     const behind = new Chart("Lag by group", format.compact);
@@ -131,7 +131,7 @@ const one = {
     }, name);
     replace(view.element, h("p", {}, h("a", { href: link("streams") }, "All streams")),
       h("div", { class: "heading" }, h("h1", {}, "Stream ", name), h("div", { class: "buttons" }, leads("Messages", "messages", { kind: "stream", vhost, name }),
-        leads("Publish", "publish", { road: "stream", vhost, stream: name }), offers([button("Delete", remove, "danger"), refusal(allowed, "configure", name)]))),
+        publishes.write && leads("Publish", "publish", { road: "stream", vhost, stream: name }), offers([button("Delete", remove, "danger"), refusal(allowed, "configure", name)]))),
       numbers, h("div", { class: "charts" }, moves.element, behind.element),
       section("Lag by group and partition", lags), section("Partitions", partitions), section("What it is", about));
     await Promise.all([view.every(2, load), view.every(2, loadLags)]);
