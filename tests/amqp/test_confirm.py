@@ -249,16 +249,73 @@ def test_confirms_are_sent_before_the_connection_closes(setup: Setup) -> None:
     assert names(setup.client.take()) == ["Basic.Ack", "Connection.CloseOk"]
 
 
-def test_durable_after_close_is_not_confirmed_any_more(setup: Setup) -> None:
-    setup.publish("disk", delivery_mode=2)
-    setup.client.call(Channel.Close(200, "", 0, 0))
-    setup.client.open_channel(1)
-    setup.sync(1)
-    assert setup.client.take() == []
+def test_who_is_gone_is_told_nothing_any_more(setup: Setup) -> None:
     setup.publish("disk", delivery_mode=2)
     setup.client.lose()
-    setup.sync(2)
+    setup.sync(1)
     assert setup.client.take() == []
+
+
+CHANNEL_GOODBYE = frame.marshal(Channel.Close(200, "", 0, 0), 1)
+GOODBYE = frame.marshal(Connection.Close(200, "", 0, 0), 0)
+GOODBYES = [
+    pytest.param(CHANNEL_GOODBYE, "Channel.CloseOk", id="channel"),
+    pytest.param(GOODBYE, "Connection.CloseOk", id="connection"),
+]
+
+
+@pytest.mark.parametrize(("goodbye", "answer"), GOODBYES)
+def test_what_was_published_before_a_client_closes_is_confirmed_first(
+    setup: Setup, goodbye: bytes, answer: str
+) -> None:
+    setup.client.feed(publish_frames("disk", delivery_mode=2) * 3 + goodbye)
+    setup.server.end_turn()
+    assert (setup.client.take(), setup.client.transport.is_closed) == ([], False)
+    setup.sync(1)
+    confirm, closed = setup.client.take()
+    assert (confirm.name, confirm.delivery_tag, closed.name) == ("Basic.Ack", 3, answer)
+    assert setup.client.transport.is_closed == (goodbye == GOODBYE)
+
+
+@pytest.mark.parametrize(("goodbye", "answer"), GOODBYES)
+def test_a_close_is_answered_although_the_disk_is_stuck(
+    setup: Setup, goodbye: bytes, answer: str
+) -> None:
+    setup.client.feed(publish_frames("disk", delivery_mode=2) + goodbye)
+    setup.server.advance(2.9)
+    assert setup.client.take() == []
+    setup.server.advance(0.1)
+    assert names(setup.client.take()) == [answer]
+    setup.sync(1)
+    assert setup.client.take() == []
+
+
+def test_other_channels_wait_on_when_one_is_closed_without_the_disk(setup: Setup) -> None:
+    setup.client.open_channel(2)
+    setup.client.call(Confirm.Select(), channel=2)
+    durable = publish_frames("disk", delivery_mode=2)
+    setup.client.feed(durable + publish_frames("disk", channel=2, delivery_mode=2))
+    setup.client.feed(CHANNEL_GOODBYE)
+    setup.server.advance(3)
+    assert names(setup.client.take()) == ["Channel.CloseOk"]
+    # Another one of the number.
+    setup.client.open_channel(1)
+    setup.client.call(Confirm.Select())
+    setup.client.feed(durable)
+    setup.sync(2)
+    confirms = setup.client.take_with_channels()
+    assert [(number, each.delivery_tag) for number, each in confirms] == [(1, 1), (2, 1)]
+
+
+def test_what_a_channel_sends_behind_its_close_is_for_the_next_of_the_number(setup: Setup) -> None:
+    again = b"".join(frame.marshal(each, 1) for each in (Channel.Open(), Confirm.Select()))
+    durable = publish_frames("disk", delivery_mode=2)
+    setup.client.feed(durable + CHANNEL_GOODBYE + again + durable)
+    setup.server.advance(3)
+    assert names(setup.client.take()) == ["Channel.CloseOk", "Channel.OpenOk", "Confirm.SelectOk"]
+    setup.sync(1)
+    (confirm,) = setup.client.take()
+    assert (confirm.name, confirm.delivery_tag) == ("Basic.Ack", 1)
 
 
 def test_what_was_published_before_an_error_of_the_channel_is_confirmed_first(
@@ -317,13 +374,56 @@ def test_what_was_published_before_the_broker_closes_is_confirmed_first(setup: S
 
 
 def test_a_client_that_says_goodbye_meanwhile_is_answered_behind_the_confirms(setup: Setup) -> None:
-    goodbye = frame.marshal(Connection.Close(200, "", 0, 0), 0)
-    setup.client.feed(publish_frames("disk", delivery_mode=2) + TOO_HIGH + goodbye)
+    setup.client.feed(publish_frames("disk", delivery_mode=2) + TOO_HIGH + GOODBYE)
     setup.server.end_turn()
     assert (setup.client.take(), setup.client.transport.is_closed) == ([], False)
     setup.sync(1)
     found = names(setup.client.take())
     assert found == ["Basic.Ack", "Connection.Close", "Connection.CloseOk"]
+    assert setup.client.transport.is_closed
+
+
+@pytest.mark.parametrize(
+    ("last", "answers"),
+    [
+        pytest.param(b"", [], id="nothing"),
+        pytest.param(TOO_HIGH, ["Connection.Close"], id="error"),
+        pytest.param(
+            TOO_HIGH + GOODBYE, ["Connection.Close", "Connection.CloseOk"], id="error-and-goodbye"
+        ),
+    ],
+)
+def test_what_was_published_before_a_client_sends_no_more_is_confirmed(
+    setup: Setup, last: bytes, answers: list[str]
+) -> None:
+    setup.client.feed(publish_frames("disk", delivery_mode=2) * 3 + last)
+    setup.client.end()
+    assert (setup.client.take(), setup.client.transport.is_closed) == ([], False)
+    setup.sync(1)
+    confirm, *others = setup.client.take()
+    assert (confirm.name, confirm.delivery_tag, names(others)) == ("Basic.Ack", 3, answers)
+    assert setup.client.transport.is_closed
+
+
+@pytest.mark.parametrize("last", [b"", TOO_HIGH], ids=["nothing", "error"])
+def test_a_client_that_sends_no_more_is_not_kept_for_ever(setup: Setup, last: bytes) -> None:
+    setup.client.feed(publish_frames("disk", delivery_mode=2) + last)
+    setup.client.end()
+    setup.server.advance(2.9)
+    assert not setup.client.transport.is_closed
+    setup.server.advance(0.1)
+    assert setup.client.transport.is_closed
+
+
+def test_a_client_that_sends_no_more_and_is_owed_nothing_is_closed_at_once(setup: Setup) -> None:
+    setup.client.end()
+    assert (setup.client.take(), setup.client.transport.is_closed) == ([], True)
+
+
+def test_a_client_that_does_not_answer_the_close_but_sends_no_more_is_closed(setup: Setup) -> None:
+    setup.client.feed(TOO_HIGH)
+    assert names(setup.client.take()) == ["Connection.Close"]
+    setup.client.end()
     assert setup.client.transport.is_closed
 
 

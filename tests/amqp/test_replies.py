@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from pamqp import body, frame
 from pamqp.commands import Basic, Channel, Confirm, Connection, Exchange, Queue, Tx
 
@@ -185,16 +186,32 @@ def test_a_channel_exception_stays_behind() -> None:
     assert names(client.take()) == ["Queue.DeclareOk", "Channel.Close"]
 
 
-def test_connection_close_waits_for_all_channels() -> None:
+@pytest.mark.parametrize("sends_no_more", [False, True])
+def test_connection_close_waits_for_all_channels(sends_no_more: bool) -> None:
     server = Server(host=Host())
     client = server.open()
     client.open_channel(2)
     client.send(DURABLE)
     client.send(Exchange.Declare(exchange="e", durable=True), channel=2)
     client.send(Connection.Close(200, "", 0, 0), channel=0)
+    if sends_no_more:
+        client.end()
     assert (client.take(), client.transport.is_closed) == ([], False)
     server.sync()
     assert names(client.take()) == ["Queue.DeclareOk", "Exchange.DeclareOk", "Connection.CloseOk"]
+    assert client.transport.is_closed
+
+
+def test_the_goodbye_of_a_client_that_sends_no_more_does_not_wait_for_ever_for_the_disk() -> None:
+    server = Server(HeldStorage())
+    client = server.open()
+    client.send(DURABLE)
+    client.send(Connection.Close(200, "", 0, 0), channel=0)
+    client.end()
+    server.advance(2.9)
+    assert (client.take(), client.transport.is_closed) == ([], False)
+    server.advance(0.1)
+    assert names(client.take()) == ["Connection.CloseOk"]
     assert client.transport.is_closed
 
 

@@ -591,6 +591,31 @@ def test_the_end_of_a_connection_does_not_wait_for_ever_for_the_disk() -> None:
 
 @pytest.mark.parametrize("version", [3, 4, 5])
 @pytest.mark.parametrize("qos", [1, 2])
+def test_what_was_published_before_a_client_disconnects_is_acknowledged(
+    qos: int, version: int
+) -> None:
+    server = Server(host=Host())
+    subscribed(server).lose()
+    sender = server.open("s", version)
+    sender.feed(publish("t", b"x", qos, 7, version) + packet(0xE0))
+    assert (sender.take_bytes(), sender.is_closed) == (b"", False)
+    server.sync()
+    answer = puback(7) if qos == 1 else pubrec(7)
+    assert (sender.take_bytes(), sender.is_closed) == (answer, True)
+
+
+def test_a_client_that_disconnects_is_not_kept_for_ever() -> None:
+    server = Server(HeldStorage())
+    sender = server.open("s", 5)
+    sender.feed(publish("t", b"x", 1, 7, 5, retain=True) + packet(0xE0))
+    server.advance(2.9)
+    assert not sender.is_closed
+    server.advance(0.1)
+    assert (sender.take_bytes(), sender.is_closed) == (b"", True)
+
+
+@pytest.mark.parametrize("version", [3, 4, 5])
+@pytest.mark.parametrize("qos", [1, 2])
 @pytest.mark.parametrize("wrong", [b"", packet(0x10)], ids=["right", "wrong"])
 def test_what_was_published_before_a_client_sends_no_more_is_acknowledged(
     wrong: bytes, qos: int, version: int

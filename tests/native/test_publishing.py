@@ -599,3 +599,49 @@ def test_the_end_of_a_connection_does_not_wait_for_ever_for_the_disk(disk: Serve
     assert client.is_closed
     disk.sync()
     assert client.take() == []
+
+
+def test_what_was_published_before_a_client_closes_is_confirmed_first(disk: Server) -> None:
+    add_queue(disk)
+    client = disk.open()
+    client.feed(frame(frames.PUBLISH, 7, publish(entry(b"x"))) + frame(frames.CLOSE, 0, b""))
+    disk.end_turn()
+    assert (client.take(), client.is_closed) == ([], False)
+    disk.sync()
+    assert [(kind, correlation) for kind, correlation, _ in client.take()] == [(frames.CONFIRM, 7)]
+    assert client.is_closed
+
+
+@pytest.mark.parametrize("goodbye", [b"", frame(frames.CLOSE, 0, b"")], ids=["end", "close"])
+def test_a_client_that_sends_no_more_is_not_kept_for_ever(disk: Server, goodbye: bytes) -> None:
+    add_queue(disk)
+    client = disk.open()
+    client.feed(frame(frames.PUBLISH, 7, publish(entry(b"x"))) + goodbye)
+    client.end()
+    disk.advance(2.9)
+    assert not client.is_closed
+    disk.advance(0.1)
+    assert (client.take(), client.is_closed) == ([], True)
+
+
+@pytest.mark.parametrize("is_wrong", [False, True])
+def test_what_was_published_before_a_client_sends_no_more_is_confirmed(
+    disk: Server, is_wrong: bool
+) -> None:
+    add_queue(disk)
+    client = disk.open()
+    client.feed(frame(frames.PUBLISH, 7, publish(entry(b"x"))))
+    if is_wrong:
+        client.feed(frame(frames.HELLO, 8, b""))
+    client.end()
+    assert (client.take(), client.is_closed) == ([], False)
+    disk.sync()
+    found = [(kind, correlation) for kind, correlation, _ in client.take()]
+    assert found == [(frames.CONFIRM, 7), *[(frames.ERROR, 8)] * is_wrong]
+    assert client.is_closed
+
+
+def test_a_client_that_sends_no_more_and_is_owed_nothing_is_closed_at_once(disk: Server) -> None:
+    client = disk.open()
+    client.end()
+    assert (client.take(), client.is_closed) == ([], True)

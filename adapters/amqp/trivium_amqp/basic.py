@@ -74,10 +74,11 @@ def close(channel: Channel, arguments: list[Any]) -> None:
     """channel.close."""
     if channel.state is not CHANNEL_CLOSING:
         channel.publisher.flush_confirms()
+        channel.publisher.line_up_confirms()
         channel.release()
     _forget(channel)
-    channel.connection.replies.advance(channel.number)
-    channel.reply(methods.CHANNEL_CLOSE_OK)
+    frame = method_frame(channel.number, methods.CHANNEL_CLOSE_OK)
+    channel.connection.replies.close_channel(channel.number, frame)
 
 
 def close_ok(channel: Channel, arguments: list[Any]) -> None:

@@ -32,7 +32,9 @@ class Confirms:
                     del self.awaiting[number]
 
     def line_up(self) -> None:
-        """Have what waits for the disk confirmed before the close of the connection."""
+        """Confirm what waits for nothing, and have what waits for the disk confirmed before the
+        close of the connection."""
+        self.flush()
         for publisher in self.awaiting.values():
             publisher.line_up_confirms()
 

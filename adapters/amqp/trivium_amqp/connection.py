@@ -42,7 +42,6 @@ from trivium_amqp.codec.frames import (
     HEARTBEAT_EVENT,
     INITIAL_FRAME_MAX,
     OVERHEAD,
-    PROTOCOL_HEADER,
     event_of,
     method_frame,
 )
@@ -54,7 +53,7 @@ from trivium_amqp.dispatches import Dispatches
 from trivium_amqp.handshake import FOR_ANSWERS, Handshake, Renewal
 from trivium_amqp.liveness import Liveness
 from trivium_amqp.options import AmqpOptions
-from trivium_amqp.pause import Pause
+from trivium_amqp.pause import FOR_BROKER, Pause
 from trivium_amqp.repeated import RepeatedPublish, Repeats
 from trivium_amqp.replies import Replies
 from trivium_amqp.states import State
@@ -68,9 +67,6 @@ MAX_UNREAD: Final = 4 << 20
 _ACK: Final = Struct(">QB")
 _ACK_AT: Final = 11
 _ACK_SIZE: Final = CONFIRM_SIZE + OVERHEAD
-
-#: Why input is held: the client publishes while publishers are paused.
-_FOR_BROKER: Final = FOR_ANSWERS << 1
 
 
 class AmqpConnection(FramedConnection):
@@ -94,6 +90,8 @@ class AmqpConnection(FramedConnection):
         #: what the client says of itself
         self.client = ClientProperties()
         self.channels: dict[int, Channel] = {}
+        #: the highest number of one
+        self.channel_max = options.channel_max
         #: what the negotiated limit of a frame leaves for a payload
         self.frame_room = INITIAL_FRAME_MAX - OVERHEAD
         #: whether it has, or had, exclusive queues
@@ -109,7 +107,6 @@ class AmqpConnection(FramedConnection):
         self.repeats = Repeats()
         self.bodies = Bodies()
         self.pause = Pause()
-        self._channel_max = options.channel_max
         self.liveness = Liveness(self)
         # None once it is over.
         self._handshake: Handshake | None = Handshake(self)
@@ -139,18 +136,11 @@ class AmqpConnection(FramedConnection):
             return
         super().feed(data)
 
-    def hold_publishing(self) -> None:
-        """The client publishes while publishers are paused: read nothing until they may go on."""
-        self.hold_input(_FOR_BROKER)
-        if self.client.has_capability("connection.blocked"):
-            notice = self.pause.notice()
-            if notice:
-                self.send(notice)
-
     def take_frames(self, data: bytes, at: int) -> int:
         try:
             if self.state is states.GREETING:
-                at = self._greeting(data)
+                assert self._handshake is not None
+                at = self._handshake.greet(data)
             if self.state is not states.GREETING:
                 at = self._frames_in(data, at)
         except ConnectionException as error:
@@ -161,21 +151,6 @@ class AmqpConnection(FramedConnection):
         self.bodies.end_read()
         self.confirms.flush()
         self.dispatches.end_feed()
-
-    def _greeting(self, data: bytes) -> int:
-        """The protocol header (4.2.2); how much of ``data`` it took."""
-        size = min(len(data), len(PROTOCOL_HEADER))
-        if data[:size] != PROTOCOL_HEADER[:size]:
-            self.metrics.protocol_errors += 1
-            self.send(PROTOCOL_HEADER)
-            self.close()
-            return len(data)
-        if size < len(PROTOCOL_HEADER):
-            self.needed = len(PROTOCOL_HEADER)
-            return 0
-        assert self._handshake is not None
-        self._handshake.start()
-        return size
 
     def _frames_in(self, data: bytes, position: int) -> int:
         """Handle the whole frames in ``data`` from ``position``; where the rest begins."""
@@ -337,12 +312,7 @@ class AmqpConnection(FramedConnection):
             return
         arguments = [] if is_closing else methods.decode(event, data, start + 4, end)
         if event == methods.CONNECTION_CLOSE:
-            self.confirms.flush()
-            self.release()
-            if self.replies.say_goodbye(CLOSE_OK_FRAME, True):
-                self.close()
-            else:
-                self.is_closed = True
+            self.close_with(CLOSE_OK_FRAME)
         elif event == methods.CONNECTION_UPDATE_SECRET:
             Renewal(self).start(arguments[0])
         else:
@@ -351,10 +321,10 @@ class AmqpConnection(FramedConnection):
 
     def _open_channel(self, number: int, data: bytes, start: int, end: int) -> None:
         methods.decode(methods.CHANNEL_OPEN, data, start + 4, end)
-        if number > self._channel_max:
+        if number > self.channel_max:
             raise ConnectionException(
                 NOT_ALLOWED,
-                f"channel number {number} exceeds the negotiated channel_max ({self._channel_max})",
+                f"channel number {number} exceeds the negotiated channel_max ({self.channel_max})",
             )
         try:
             self.usage.require(CHANNELS)
@@ -367,13 +337,6 @@ class AmqpConnection(FramedConnection):
 
     # For the handshake
 
-    def tuned(self, channel_max: int, frame_max: int, heartbeat: int) -> None:
-        """The client answered connection.tune; ``heartbeat`` is in seconds, 0 for none."""
-        self._channel_max = channel_max
-        self.frame_room = frame_max - OVERHEAD
-        self.repeats.largest_body = min(frame_max, self.options.max_message_bytes)
-        self.liveness.heartbeat = heartbeat * 1000
-
     def opened(self, vhost: VirtualHost) -> None:
         """The client opened a virtual host."""
         self.vhost = vhost
@@ -382,7 +345,7 @@ class AmqpConnection(FramedConnection):
         self.liveness.due()
 
     def managed(self) -> ManagedConnection:
-        return AmqpManaged(self, self.held_for & _FOR_BROKER != 0)
+        return AmqpManaged(self, self.held_for & FOR_BROKER != 0)
 
     # For channels
 
@@ -448,7 +411,7 @@ class AmqpConnection(FramedConnection):
         notice = self.pause.end()
         if notice:
             self.send(notice)
-        self.continue_input(_FOR_BROKER)
+        self.continue_input(FOR_BROKER)
 
     # End
 
@@ -468,11 +431,8 @@ class AmqpConnection(FramedConnection):
         It leaves behind what the client is to be told of what it did before, which may have to wait
         for the disk.
         """
-        self.confirms.flush()
         self.confirms.line_up()
         self.release()
-        self.state = states.CLOSING
-        self._handshake = None
         self.liveness.began_at = self.broker.elapsed_ms
         self.liveness.due()
         self.pause.forget_client()
@@ -484,10 +444,24 @@ class AmqpConnection(FramedConnection):
             method >> 16,
             method & 0xFFFF,
         )
-        self.replies.say_goodbye(frame, False)
+        self.replies.say_goodbye(frame)
         # Its answer is to be read.
-        self.continue_input(_FOR_BROKER)
+        self.continue_input(FOR_BROKER)
         self.continue_input(FOR_ANSWERS)
+
+    @property
+    def awaits_disk(self) -> bool:
+        return self.replies.wait
+
+    def close_with(self, last: bytes) -> None:
+        if not self.is_closed:
+            self.confirms.line_up()
+            self.release()
+            super().close_with(last)
+
+    def say_farewell(self) -> None:
+        self.replies.give_up()
+        super().say_farewell()
 
     def internal_error(self) -> None:
         """What follows in the stream is not known any more."""
@@ -506,7 +480,10 @@ class AmqpConnection(FramedConnection):
             self.send_close(ConnectionException(CONNECTION_FORCED, text), 0)
 
     def release(self) -> None:
-        """Give back everything that the client holds: deliveries, consumers, exclusive queues."""
+        """Carry out nothing more, and give back everything that the client holds: deliveries,
+        consumers, exclusive queues."""
+        self.state = states.CLOSING
+        self._handshake = None
         self.repeats.forget()
         self.confirms.clear()
         self.dispatches.clear()
@@ -525,8 +502,8 @@ class AmqpConnection(FramedConnection):
         self.liveness.stop()
         self.drop_input()
         self.release()
+        self.forget_farewell()
         # What may be called later, and what may be held longer, must not keep it in memory.
-        self._handshake = None
         self.targets.clear()
         self.bodies.forget()
         self.replies.end()

@@ -25,6 +25,8 @@ from trivium_amqp.codec.errors import (
 )
 from trivium_amqp.codec.frames import (
     MIN_FRAME_MAX,
+    OVERHEAD,
+    PROTOCOL_HEADER,
     method_frame,
 )
 from trivium_amqp.codec.tables import decode_table
@@ -97,8 +99,21 @@ class Handshake:
         # What the client has shown, until it opens a virtual host: only where that decides.
         self._shown: Attempt | None = None
 
-    def start(self) -> None:
-        """Send connection.start."""
+    def greet(self, data: bytes) -> int:
+        """Answer the protocol header with connection.start (4.2.2); how much ``data`` it took."""
+        connection = self._connection
+        size = min(len(data), len(PROTOCOL_HEADER))
+        if data[:size] != PROTOCOL_HEADER[:size]:
+            connection.metrics.protocol_errors += 1
+            connection.close_with(PROTOCOL_HEADER)
+            return len(data)
+        if size < len(PROTOCOL_HEADER):
+            connection.needed = len(PROTOCOL_HEADER)
+            return 0
+        self._start()
+        return size
+
+    def _start(self) -> None:
         connection = self._connection
         connection.state = states.STARTING
         properties = server_properties(GlobalParameters(connection.broker).cluster_name)
@@ -209,7 +224,8 @@ class Handshake:
 
     def _tune_ok(self, arguments: list[Any]) -> None:
         channel_max, frame_max, heartbeat = arguments
-        most = self._connection.options
+        connection = self._connection
+        most = connection.options
         if channel_max > most.channel_max:
             raise _refused("channel_max", channel_max, "higher than the maximum", most.channel_max)
         if frame_max > most.frame_max:
@@ -217,10 +233,12 @@ class Handshake:
         if 0 < frame_max < MIN_FRAME_MAX:
             raise _refused("frame_max", frame_max, "lower than the minimum", MIN_FRAME_MAX)
         # Zero means "no limit of mine": then ours holds.
-        self._connection.tuned(
-            channel_max or most.channel_max, frame_max or most.frame_max, heartbeat
-        )
-        self._connection.state = states.OPENING
+        frame_max = frame_max or most.frame_max
+        connection.channel_max = channel_max or most.channel_max
+        connection.frame_room = frame_max - OVERHEAD
+        connection.repeats.largest_body = min(frame_max, most.max_message_bytes)
+        connection.liveness.heartbeat = heartbeat * 1000
+        connection.state = states.OPENING
 
     def _open(self, arguments: list[Any]) -> None:
         connection = self._connection

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
+from trivium.runtime.framed import FAREWELL_MS
 from trivium_amqp import states
 from trivium_amqp.codec.frames import HEARTBEAT_FRAME
 
@@ -13,7 +14,7 @@ if TYPE_CHECKING:
 
 #: Milliseconds that the disk gets before connection.close is sent without what waits for it, and
 #: then the client to answer that before its socket is closed.
-CLOSE_MS: Final = 3000
+CLOSE_MS: Final = FAREWELL_MS
 #: Milliseconds until one is looked at again whose credentials are still being looked at.
 LOOK_AGAIN_MS: Final = 1000
 
@@ -44,6 +45,8 @@ class Liveness(Timed):
     def _look(self, connection: AmqpConnection) -> int:
         """Do what is due for it to live, or to end; when to look again, 0 for never."""
         now = connection.broker.elapsed_ms
+        if connection.is_closed:
+            return 0
         if connection.state is states.CLOSING:
             if now < self.began_at + CLOSE_MS:
                 return self.began_at + CLOSE_MS
@@ -52,8 +55,6 @@ class Liveness(Timed):
                 return now + CLOSE_MS
             # It may yet read what it was told.
             connection.close()
-            return 0
-        if connection.is_closed:
             return 0
         if connection.state is not states.RUNNING:
             limit = int(connection.broker.config.limits.handshake_seconds * 1000)

@@ -2,8 +2,17 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Final
+
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.frames import method_frame
+from trivium_amqp.handshake import FOR_ANSWERS
+
+if TYPE_CHECKING:
+    from trivium_amqp.connection import AmqpConnection
+
+#: Why input is held: the client publishes while publishers are paused.
+FOR_BROKER: Final = FOR_ANSWERS << 1
 
 #: A reply text is a short string.
 _MAX_REASON_BYTES = 255
@@ -25,13 +34,16 @@ class Pause:
         self.is_on = True
         self._reason = reason
 
-    def notice(self) -> bytes:
-        """What a client that has published is to be sent: connection.blocked, if it is not told."""
+    def hold(self, connection: AmqpConnection) -> None:
+        """The client publishes meanwhile: read nothing until publishers may go on, and tell it once
+        where it understands that."""
+        connection.hold_input(FOR_BROKER)
         if not self._reason or self._is_told:
-            return b""
-        self._is_told = True
-        reason = self._reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")
-        return method_frame(0, methods.CONNECTION_BLOCKED, reason)
+            return
+        if connection.client.has_capability("connection.blocked"):
+            self._is_told = True
+            reason = self._reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore")
+            connection.send(method_frame(0, methods.CONNECTION_BLOCKED, reason))
 
     def end(self) -> bytes:
         """Publishers may go on; connection.unblocked, if the client was told."""

@@ -120,7 +120,7 @@ class Publisher:
         connection = self._connection
         connection.repeats.forget()
         if connection.pause.is_on:
-            connection.hold_publishing()
+            connection.pause.hold(connection)
 
     def begin_body(self, data: bytes, start: int, end: int) -> bool:
         """The content header ``data[start:end]``; whether a body follows."""

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from trivium.common.timers import Timed
+from trivium.runtime.framed import FAREWELL_MS
 from trivium_amqp.consumer import AmqpConsumer
 
 if TYPE_CHECKING:
@@ -53,6 +55,30 @@ class ConsumeOk(Reply):
         return True
 
 
+class CloseOk(Reply):
+    """channel.close-ok, for which the disk gets a while: what waits before it leaves by then, or
+    never."""
+
+    def __init__(self, data: bytes, overdue: Overdue) -> None:
+        super().__init__(data)
+        self._overdue = overdue
+
+    def leave(self, connection: AmqpConnection) -> bool:
+        connection.broker.timeouts.stop(self._overdue)
+        return super().leave(connection)
+
+
+class Overdue(Timed):
+    """The first channel.close-ok in the line of a channel has waited long enough."""
+
+    def __init__(self, replies: Replies, channel: int) -> None:
+        self._replies = replies
+        self._channel = channel
+
+    def due(self) -> None:
+        self._replies.give_up_channel(self._channel)
+
+
 class Replies:
     """The lines of one connection."""
 
@@ -60,33 +86,30 @@ class Replies:
         #: None once it is gone
         self._connection: AmqpConnection | None = connection
         self._lines: dict[int, deque[Reply]] = {}
-        # What leaves behind all answers, and whether the socket is closed then.
+        # connection.close, which leaves behind all answers.
         self._goodbye = b""
-        self._ends = False
 
-    def say_goodbye(self, frame: bytes, ends: bool) -> bool:
-        """Send connection.close, or connection.close-ok with which the connection ``ends``, behind
-        all answers, now or later.
+    @property
+    def wait(self) -> bool:
+        """Whether there are answers that wait for the disk, or behind one that does."""
+        return len(self._lines) > 0
 
-        Whether it has left.
-        """
+    def say_goodbye(self, frame: bytes) -> None:
+        """Send connection.close behind all answers, now or later."""
         self.advance_all()
         connection = self._connection
         assert connection is not None
         if self._lines:
-            self._goodbye += frame
-            self._ends = ends
-            return False
-        connection.send(frame)
-        return True
+            self._goodbye = frame
+        else:
+            connection.send(frame)
 
     def _end(self, connection: AmqpConnection) -> None:
         """The last line is gone: send what was to come behind them."""
         if self._goodbye:
             connection.send(self._goodbye)
             self._goodbye = b""
-            if self._ends:
-                connection.transport.close()
+        connection.say_farewell()
 
     def send(self, channel: int, data: bytes) -> None:
         """Send frames of a channel in their turn."""
@@ -124,6 +147,17 @@ class Replies:
         if reply.write_batch:
             connection.await_durable()
 
+    def close_channel(self, channel: int, data: bytes) -> None:
+        """Send channel.close-ok in its turn, or after ``FAREWELL_MS``."""
+        connection = self._connection
+        assert connection is not None
+        overdue = Overdue(self, channel)
+        self.advance(channel)
+        self.put(channel, CloseOk(data, overdue))
+        if channel in self._lines:
+            broker = connection.broker
+            broker.timeouts.call_at(broker.elapsed_ms + FAREWELL_MS, overdue)
+
     def advance(self, channel: int) -> None:
         """Send what need not wait any more on a channel."""
         line = self._lines.get(channel)
@@ -145,25 +179,45 @@ class Replies:
     def give_up(self) -> bool:
         """The disk has had time enough: what waits for it does not leave, so that connection.close
         does. Whether something was waiting.
-
-        But publishers learn what became of their messages, or they would publish them again, where
-        only what stands before that waits for the disk.
         """
         connection = self._connection
         if connection is None or not self._lines:
             return False
         for line in self._lines.values():
-            for reply in line:
-                if isinstance(reply, Confirm):
-                    reply.leave(connection)
-                elif not reply.write_batch:
-                    # An answer that is due only once the one before it has left.
-                    break
+            _give_up(line, connection)
         self._lines.clear()
         self._end(connection)
         return True
+
+    def give_up_channel(self, channel: int) -> None:
+        """The same for channel.close-ok."""
+        line = self._lines.get(channel)
+        connection = self._connection
+        if line is not None and connection is not None:
+            _give_up(line, connection)
+            self.advance(channel)
 
     def end(self) -> None:
         """The connection is gone, and need not be kept in memory."""
         self._lines.clear()
         self._connection = None
+
+
+def _give_up(line: deque[Reply], connection: AmqpConnection) -> None:
+    """Drop what waits in a line, as far as channel.close-ok, which leaves.
+
+    But publishers learn what became of their messages, or they would publish them again, where
+    only what stands before that waits for the disk.
+    """
+    is_due = True
+    while line:
+        reply = line.popleft()
+        connection.unread_limit += len(reply.data) + _COST
+        if isinstance(reply, CloseOk):
+            reply.leave(connection)
+            return
+        if not isinstance(reply, Confirm):
+            # It is due only once the one before it has left, and so is what comes behind it.
+            is_due = is_due and reply.write_batch > 0
+        elif is_due:
+            reply.leave(connection)

@@ -410,7 +410,6 @@ class MqttConnection(Reader):
         if packet.reason == 0:
             self.sessions.withdraw_will(session)
         self._leave(expiry)
-        self._waiting = None
         self.close()
 
     def _leave(self, expiry: int) -> None:
@@ -434,7 +433,7 @@ class MqttConnection(Reader):
         if not keeps_session:
             self._leave(0)
         self._abandon()
-        self.end_with(packets.disconnect(reason) if is_told else b"")
+        self.close_with(packets.disconnect(reason) if is_told else b"")
 
     def _abandon(self) -> None:
         session = self.session

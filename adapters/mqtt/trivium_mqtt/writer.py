@@ -139,7 +139,7 @@ class Writer(FramedConnection):
                     self.send(b"".join(ready.answers))
             if not waiting:
                 self._waiting = None
-        if not self._waits:
+        if not self.awaits_disk:
             self.say_farewell()
 
     def takes_packets(self, size: int) -> bool:
@@ -228,17 +228,5 @@ class Writer(FramedConnection):
         return super().take_output()
 
     @property
-    def _waits(self) -> bool:
-        """Whether something is to leave that waits for the disk."""
+    def awaits_disk(self) -> bool:
         return self._output_after != 0 or self._waiting is not None
-
-    def end_with(self, last: bytes) -> None:
-        """Send ``last``, behind all that is to leave, and close."""
-        self.close_with(last, self._waits)
-
-    def close(self, waits: bool = True) -> None:
-        """What waits for the disk is written first."""
-        if waits and self._waits:
-            self.close_with(b"", True)
-        else:
-            super().close(waits)

@@ -231,18 +231,30 @@ class FramedConnection(Connection):
             self._pieces.add(waiting)
         self.needed = 0
 
-    def close_with(self, last: bytes, waits: bool) -> None:
-        """Send ``last`` and close; where the client ``waits`` for answers that wait for the disk,
-        once these have left and ``say_farewell`` is called, or after ``FAREWELL_MS`` without them.
+    @property
+    def awaits_disk(self) -> bool:
+        """Whether the client is to be told something that waits for the disk."""
+        return False
+
+    def close(self, waits: bool = True) -> None:
+        """What waits for the disk is written first, if it comes in time."""
+        if waits:
+            self.close_with(b"")
+        else:
+            super().close(False)
+
+    def close_with(self, last: bytes) -> None:
+        """Send ``last`` and close; where the client ``awaits_disk``, once all that waits has left
+        and ``say_farewell`` is called, or after ``FAREWELL_MS`` without it.
 
         Nothing more is fed or delivered.
         """
         if self.is_closed:
             return
-        if not waits:
+        if not self.awaits_disk:
             if last:
                 self.send(last)
-            self.close()
+            super().close()
             return
         self.is_closed = True
         self.usage.leave()
@@ -264,7 +276,7 @@ class FramedConnection(Connection):
             self.transport.close()
 
     def forget_farewell(self) -> None:
-        """There is nobody any more who could be told."""
+        """Say it no more: it is said, or there is nobody who could be told."""
         farewell = self._farewell
         if farewell is not None:
             self._farewell = None

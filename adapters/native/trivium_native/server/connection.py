@@ -18,7 +18,13 @@ from trivium_native.server.answers import Answers
 from trivium_native.server.deliveries import LiveFrames
 from trivium_native.server.describing import NativeManaged
 from trivium_native.server.fetching import Fetches
-from trivium_native.server.handshake import UNDECIDED, Handshake, max_frame, of_topology, renew
+from trivium_native.server.handshake import (
+    BEHIND_REQUEST,
+    Handshake,
+    max_frame,
+    of_topology,
+    renew,
+)
 from trivium_native.server.large import cut_payloads
 from trivium_native.server.options import NativeOptions
 from trivium_native.server.parts import Parts
@@ -56,13 +62,12 @@ HEARTBEATS_MISSED: Final = 2
 #: The highest delivery tag: compiled code counts in signed numbers of 64 bits.
 MAX_TAG: Final[i64] = (1 << 63) - 1
 
-# Why input is held, beside the reasons of ``FramedConnection`` and that of the handshake: the disk
+# Why input is held, beside the reasons of ``FramedConnection`` and those of the handshake: the disk
 # is behind with what the client has published, its reading of the answers is behind, the disk is
-# behind with what all have published, what it has asked for is not done yet.
-BEHIND_DISK: Final = UNDECIDED << 1
-BEHIND_CLIENT: Final = UNDECIDED << 2
-BEHIND_ALL: Final = UNDECIDED << 3
-BEHIND_REQUEST: Final = UNDECIDED << 4
+# behind with what all have published.
+BEHIND_DISK: Final = BEHIND_REQUEST << 1
+BEHIND_CLIENT: Final = BEHIND_REQUEST << 2
+BEHIND_ALL: Final = BEHIND_REQUEST << 3
 #: those among them for which the client's silence means nothing
 UNHEARD: Final = FOR_TURN | FOR_SUBSCRIBERS | FOR_QUOTA | BEHIND_DISK | BEHIND_ALL | BEHIND_REQUEST
 
@@ -230,16 +235,6 @@ class NativeConnection(FramedConnection):
     def managed(self) -> ManagedConnection:
         return NativeManaged(self, self._heartbeat)
 
-    def wait_for_request(self) -> None:
-        """A change of policies or passwords is under way: the client is not read, so that few can
-        be.
-        """
-        self.hold_input(BEHIND_REQUEST)
-
-    def request_done(self) -> None:
-        """The change is done."""
-        self.continue_input(BEHIND_REQUEST)
-
     def take_output(self) -> list[Piece]:
         if self.keeps_output:
             self._is_dirty = False
@@ -289,15 +284,20 @@ class NativeConnection(FramedConnection):
         """Say why, behind what the client is to be told before, and close."""
         if not self.is_closed:
             self.metrics.protocol_errors += 1
-            self._send_confirms()
-            self.close_with(_error_frame(correlation, error), self._answers.waits)
+            self.close_with(_error_frame(correlation, error))
 
     def send_close(self, error: NativeError) -> None:
         """Send CLOSE, behind what the client is to be told before, and close."""
+        self.close_with(encode_frame(frames.CLOSE, 0, pack([error.code, error.text])))
+
+    @property
+    def awaits_disk(self) -> bool:
+        return self._answers.waits
+
+    def close_with(self, last: bytes) -> None:
         if not self.is_closed:
             self._send_confirms()
-            last = encode_frame(frames.CLOSE, 0, pack([error.code, error.text]))
-            self.close_with(last, self._answers.waits)
+            super().close_with(last)
 
     # Frames
 
@@ -359,7 +359,6 @@ class NativeConnection(FramedConnection):
                     raise Malformed("PING has a body")
                 self.send(encode_frame(frames.PONG, correlation))
             elif kind == frames.CLOSE:
-                self._send_confirms()
                 self.close()
             elif kind == frames.TX:
                 self._transactions.handle(correlation, data, at, end)
@@ -458,8 +457,7 @@ class NativeConnection(FramedConnection):
         """The client is not let in."""
         if isinstance(error, AuthenticationFailed):
             self.metrics.authentication_failures += 1
-        self.send(_error_frame(correlation, error))
-        self.close()
+        self.close_with(_error_frame(correlation, error))
 
 
 def _add_credit(connection: NativeConnection, body: bytes) -> None:

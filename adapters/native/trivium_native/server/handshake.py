@@ -39,6 +39,9 @@ logger = logging.getLogger(__name__)
 
 #: Why input is held: a thread checks the password. Nothing is to pile up meanwhile.
 UNDECIDED: Final = FOR_PROTOCOL
+#: What the client has asked for is not done yet. It is not read, so that few such changes (of
+#: policies, of passwords) can be under way.
+BEHIND_REQUEST: Final = UNDECIDED << 1
 
 
 class Handshake:
@@ -159,9 +162,9 @@ def renew(connection: NativeConnection, correlation: int, fields: Fields) -> Non
         connection.admit(found)
         if not connection.is_closed:
             connection.reply(correlation, {})
-            connection.request_done()
+            connection.continue_input(BEHIND_REQUEST)
 
-    connection.wait_for_request()
+    connection.hold_input(BEHIND_REQUEST)
     attempt = make_attempt(connection, login.identity.name, password, vhost=connection.vhost.name)
     connection.broker.authenticator.renew(login, attempt, done)
 

@@ -11,6 +11,7 @@ from trivium.security.identity import ADMINISTRATOR
 from trivium.security.permissions import MAX_LINES, grants_of
 from trivium.vhost.settings import MAX_TAGS, VirtualHostSettings
 from trivium.vhost.virtual_host import VirtualHost
+from trivium_native.server.handshake import BEHIND_REQUEST
 from trivium_native.server.lists import bounded, reply_rows
 from trivium_native.wire.errors import PreconditionFailed
 from trivium_native.wire.fields import Fields
@@ -108,12 +109,12 @@ class PermissionRequests:
             raise PreconditionFailed("this connection is in that virtual host")
 
         def done() -> None:
-            connection.request_done()
+            connection.continue_input(BEHIND_REQUEST)
             if not connection.is_closed:
                 connection.reply_when_durable(correlation, {})
 
         connection.broker.virtual_hosts.delete(name, done)
-        connection.wait_for_request()
+        connection.hold_input(BEHIND_REQUEST)
 
     def _described(self, vhost: VirtualHost) -> dict[str, object]:
         connections = self._connection.broker.connections

@@ -8,6 +8,7 @@ from trivium.security.identity import MANAGEMENT, MONITORING, SETS_POLICIES
 from trivium.vhost.policies import ALL, APPLIES_TO, Policy
 from trivium.vhost.policy_walk import PolicyWaiter
 from trivium.vhost.virtual_host import VirtualHost
+from trivium_native.server.handshake import BEHIND_REQUEST
 from trivium_native.wire import frames
 from trivium_native.wire.errors import InvalidArgument
 from trivium_native.wire.fields import Fields
@@ -69,7 +70,7 @@ class PolicyRequests:
         if walk.is_done:
             self._connection.reply_when_durable(correlation, {})
         else:
-            self._connection.wait_for_request()
+            self._connection.hold_input(BEHIND_REQUEST)
             walk.wait(_Answer(self._connection, correlation))
 
 
@@ -79,7 +80,7 @@ class _Answer(PolicyWaiter):
         self._correlation = correlation
 
     def in_force(self) -> None:
-        self._connection.request_done()
+        self._connection.continue_input(BEHIND_REQUEST)
         if not self._connection.is_closed:
             self._connection.reply_when_durable(self._correlation, {})
 

@@ -13,7 +13,7 @@ from trivium.security.scopes import MAX_SCOPES
 from trivium.security.scram import ScramKeys
 from trivium.security.stored import MAX_PASSWORD_BYTES
 from trivium.security.users import MAX_TAGS
-from trivium_native.server.handshake import of_topology
+from trivium_native.server.handshake import BEHIND_REQUEST, of_topology
 from trivium_native.server.lists import bounded, reply_rows
 from trivium_native.wire.fields import Fields
 
@@ -83,12 +83,12 @@ class UserRequests:
         connection = self._connection
 
         def done() -> None:
-            connection.request_done()
+            connection.continue_input(BEHIND_REQUEST)
             if not connection.is_closed:
                 connection.reply_when_durable(correlation, {})
 
         delete_user(connection.broker, name, done)
-        connection.wait_for_request()
+        connection.hold_input(BEHIND_REQUEST)
 
     def _hash(self, is_new: bool, correlation: int, fields: Fields) -> None:
         """Add a user, or change its password: a thread hashes it first."""
@@ -115,7 +115,7 @@ class UserRequests:
             return True
 
         connection = self._connection
-        connection.wait_for_request()
+        connection.hold_input(BEHIND_REQUEST)
         connection.broker.driver.run_blocking(
             work, lambda is_done: self._hashed(is_done, change, correlation)
         )
@@ -133,7 +133,7 @@ class UserRequests:
             connection.send_error(correlation, of_topology(error))
         else:
             connection.reply_when_durable(correlation, {})
-        connection.request_done()
+        connection.continue_input(BEHIND_REQUEST)
 
     def _manage_keys(self, action: str, correlation: int, fields: Fields) -> None:
         if action == "add-key":
