@@ -492,9 +492,15 @@ def test_whoever_lists_streams_gets_those_that_it_may_use() -> None:
     root = server.native("root")
     for name in ("r", "w"):
         root.ask(frames.DECLARE, kind="stream", name=name)
+        body = native.publish(native.into(name.encode(), b"1"))
+        assert root.send(frames.PUBLISH, 5, body)[0][0] == frames.CONFIRM
     server.permit("ann", [(READ, "r"), (WRITE, "w")])
     found = server.native("ann").ask(frames.METADATA)["streams"]
-    assert [stream["name"] for stream in found] == ["r", "w"]
+    assert [(stream["name"], stream["partitions"]) for stream in found] == [
+        ("r", [[0, 1, 1]]),
+        # How much was written is for readers.
+        ("w", [[0, 0, 0]]),
+    ]
 
 
 def everybody(server: Server) -> tuple[Client, Client, Client, Client]:

@@ -190,8 +190,8 @@ class ListenerConfig:
     address: str
     #: in the ready line and the log; "" is the protocol, with an `s` for TLS, or `ws` and `wss`
     name: str = ""
-    #: permissions of a Unix socket, octal digits
-    mode: str = "0660"
+    #: permissions of a Unix socket, octal digits; None is 0660
+    mode: str | None = None
     #: `USER[:GROUP]` to whom a Unix socket belongs; "" is who runs the broker
     owner: str = ""
     tls: TlsConfig | None = None
@@ -226,6 +226,8 @@ class ListenerConfig:
             raise ConfigError(f"mount_point is for the protocol {MOUNTED_PROTOCOL}")
         if self.owner and not self.is_unix:
             raise ConfigError("owner is for Unix sockets")
+        if self.mode is not None and not self.is_unix:
+            raise ConfigError("mode is for Unix sockets")
         if self.websocket_origins and not self.websocket:
             raise ConfigError("websocket_origins needs websocket")
         if CERTIFICATE in self.methods and not self.verifies_clients:
@@ -235,7 +237,7 @@ class ListenerConfig:
                 raise ConfigError(f"{self.address!r} has no path")
         elif not Listen.parse(self.address).enabled:
             raise ConfigError("address must not be off")
-        if not re.fullmatch("[0-7]{3,4}", self.mode):
+        if self.mode is not None and not re.fullmatch("[0-7]{3,4}", self.mode):
             raise ConfigError(f"mode {self.mode!r} is not octal, as in 0660")
         if re.search(r"[\s=]", self.name):
             raise ConfigError(f"{self.name!r} is not a name for a listener")
@@ -269,6 +271,11 @@ class ListenerConfig:
     def path(self) -> str:
         """Of a Unix socket."""
         return self.address.removeprefix(UNIX)
+
+    @property
+    def permissions(self) -> int:
+        """Of a Unix socket."""
+        return int("0660" if self.mode is None else self.mode, 8)
 
     @property
     def listen(self) -> Listen:
@@ -305,7 +312,7 @@ class ControlListener(ListenerConfig):
     @property
     def danger(self) -> str:
         """What is to be feared of its mode; "" for nothing. To connect is to write (unix(7))."""
-        if not int(self.mode, 8) & 0o002:
+        if not self.permissions & 0o002:
             return ""
         return (
             f"mode {self.mode} lets everybody in who reaches {self.path}: each user of this machine"

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jwt
 import pytest
 
 from tests.support.rest import Site, filled, serve
-from trivium.config import AuthConfig
+from trivium.config import AuthConfig, JwtConfig
 from trivium.management.publishing import publish as publish_neutral
 from trivium.management.rest import ENDPOINTS, gateway
 from trivium.management.stream_reading import PartitionRead
@@ -294,6 +296,35 @@ async def test_a_later_user_has_no_leases_and_keys_of_a_deleted_one(tmp_path: Pa
         add(site)
         assert (await publish(site, {"key": "q"}, user="eve", headers=key))[1]["repeated"] is False
         assert len(queue) == 2
+
+
+async def test_a_new_user_has_no_leases_keys_and_members_of_whom_others_know_by_its_name(
+    tmp_path: Path,
+) -> None:
+    secret = "a secret of more than thirty-two bytes"
+    (tmp_path / "key").write_text(secret, encoding="utf-8")
+    scopes = ["read:*/*", "write:*/*", "tag:management"]
+    claims = {"sub": "eve", "exp": int(time.time()) + 600, "scope": scopes}
+    token = {"Authorization": f"Bearer {jwt.encode(claims, secret, 'HS256')}"}
+    key = {"Idempotency-Key": "k"}
+    grants = {"configure": ".*", "write": ".*", "read": ".*"}
+    config = JwtConfig(key_file=str(tmp_path / "key"), scopes_claim="scope", tags_claim="tags")
+    async with serve(tmp_path, jwt=config) as site:
+        vhost = site.broker.vhost("/")
+        queue = vhost.declare_queue("q", durable=True)
+        vhost.declare_stream("s")
+        for is_again in (False, True):
+            _, found = await publish(site, {"key": "q"}, user="", headers=token | key)
+            assert found["repeated"] is is_again
+        assert (await site.ask("POST", LEASES, "", headers=token, json={}))[0] == 200
+        body = {"streams": ["s"], "member": "m"}
+        members = "vhosts/%2F/groups/g/members"
+        assert (await site.ask("POST", members, "", headers=token, json=body))[0] == 201
+        assert (queue.unsettled, vhost.memberships.members("g") is None) == (1, False)
+        site.broker.users.add("eve", hash_password(b"p"), ["management"])
+        site.broker.authentication.granted.set("user", "eve", grants_of({"/": grants}, {}, [], []))
+        assert (queue.unsettled, vhost.memberships.members("g")) == (0, None)
+        assert (await publish(site, {"key": "q"}, user="eve", headers=key))[1]["repeated"] is False
 
 
 async def test_a_stream_is_read_from_an_offset_on_and_waited_for(

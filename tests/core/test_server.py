@@ -216,6 +216,20 @@ async def test_a_peer_that_does_not_close_has_its_time(
 
 
 @pytest.mark.pure  # a number of a compiled module cannot be replaced
+async def test_a_peer_that_sends_no_more_and_does_not_read_has_its_time(
+    monkeypatch: pytest.MonkeyPatch, gone: asyncio.Event
+) -> None:
+    monkeypatch.setattr(trivium.runtime.sockets, "DRAIN_SECONDS", 0.01)
+    async with Broker(config()) as broker:
+        _, writer = await connect(broker)
+        # More than its and the broker's system keep.
+        writer.write(b"e" * (16 << 20))
+        writer.write_eof()
+        await gone.wait()
+        writer.close()
+
+
+@pytest.mark.pure  # a number of a compiled module cannot be replaced
 async def test_a_peer_that_sends_on_and_on_is_cut_off(
     monkeypatch: pytest.MonkeyPatch, gone: asyncio.Event
 ) -> None:

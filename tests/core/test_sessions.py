@@ -401,9 +401,14 @@ def test_a_prefix_is_a_path_of_nobody_else(prefix: str) -> None:
 
 def test_where_a_browser_says_nothing_of_the_site_the_origin_is_looked_at() -> None:
     own = {PAGE_HEADER: "1", "Host": "broker:15672"}
-    assert is_of_own_page("PUT", own)
-    assert is_of_own_page("PUT", {**own, "Origin": "http://broker:15672"})
-    assert not is_of_own_page("PUT", {**own, "Origin": "http://broker:80"})
-    assert not is_of_own_page("GET", {**own, "Origin": "http://[broken"})
-    assert is_of_own_page("GET", {"Sec-Fetch-Site": "none"})
-    assert not is_of_own_page("PUT", {PAGE_HEADER: "1", "Sec-Fetch-Site": "none"})
+    for has_tls in (False, True):
+        assert is_of_own_page("PUT", own, has_tls)
+        # A proxy may have had TLS with the browser.
+        assert is_of_own_page("PUT", {**own, "Origin": "https://broker:15672"}, has_tls)
+        # Whoever is on the way of a page without TLS may have written it.
+        plain = is_of_own_page("PUT", {**own, "Origin": "http://broker:15672"}, has_tls)
+        assert plain is not has_tls
+        assert not is_of_own_page("PUT", {**own, "Origin": "https://broker:80"}, has_tls)
+        assert not is_of_own_page("GET", {**own, "Origin": "http://[broken"}, has_tls)
+        assert is_of_own_page("GET", {"Sec-Fetch-Site": "none"}, has_tls)
+        assert not is_of_own_page("PUT", {PAGE_HEADER: "1", "Sec-Fetch-Site": "none"}, has_tls)

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 
 from tests.support.certificates import Authority, Pair, replace_file
+from tests.support.mqtt import connect
 from tests.support.websocket import read_head, request
 from trivium.config import (
     AuthConfig,
@@ -332,8 +333,16 @@ async def test_the_last_answer_arrives_though_not_all_was_read(
         assert await reader.read() == b"AMQP\x00\x00\x09\x01"
 
 
+@pytest.mark.parametrize(
+    "connecting",
+    [
+        pytest.param(CONNECT, id="at-once"),
+        # A thread looks at the password, and what comes behind waits.
+        pytest.param(connect("c", username="guest", password=b"guest"), id="waits"),
+    ],
+)
 async def test_what_was_sent_before_a_close_notify_is_answered(
-    authority: Authority, server_pair: Pair
+    authority: Authority, server_pair: Pair, connecting: bytes
 ) -> None:
     def visit(port: int) -> bytes:
         context = client_context(authority)
@@ -353,7 +362,7 @@ async def test_what_was_sent_before_a_close_notify_is_answered(
                         incoming.write(data) if data else incoming.write_eof()
 
             until_done(client.do_handshake)
-            client.write(CONNECT + PING)
+            client.write(connecting + PING)
             with contextlib.suppress(ssl.SSLWantReadError):
                 client.unwrap()
             plain.sendall(outgoing.read())
@@ -531,6 +540,9 @@ async def test_a_client_certificate_names_the_user(
         # What a browser asks for a page of another site.
         ("ann", "Sec-Fetch-Site: cross-site\r\n", 401),
         ("ann", "Origin: https://other.example\r\n", 401),
+        ("ann", "Origin: https://localhost\r\n", 200),
+        # Whoever is on the way of a page without TLS may have written it.
+        ("ann", "Origin: http://localhost\r\n", 401),
         # A password decides where there is one.
         ("ann", "Authorization: Basic YW5uOndyb25n\r\n", 401),
         ("", "", 401),
@@ -861,6 +873,15 @@ def test_a_file_that_changes_is_noticed_once(authority: Authority, server_pair: 
     assert not found.refresh(False)
 
 
+#: ciphers by which anybody could read, or be the broker, and what is said of them
+OPEN_CIPHERS = {
+    "NULL:ECDHE+AESGCM": "does not encrypt",
+    "eNULL@SECLEVEL=0": "does not encrypt",
+    "aNULL:ECDHE+AESGCM": "does not authenticate the broker",
+    "ADH@SECLEVEL=0": "does not authenticate the broker",
+}
+
+
 def wrong(authority: Authority, what: str) -> TlsConfig:
     pair, other = authority.pair("one", "localhost"), authority.pair("two")
     nonsense = authority.folder / "nonsense.pem"
@@ -877,8 +898,8 @@ def wrong(authority: Authority, what: str) -> TlsConfig:
         return tls_of(pair, ca=str(authority.ca), crl=str(authority.ca))
     if what == "ciphers":
         return tls_of(pair, ciphers="NONE-SUCH")
-    if what == "open-ciphers":
-        return tls_of(pair, ciphers="NULL:ECDHE+AESGCM")
+    if what in OPEN_CIPHERS:
+        return tls_of(pair, ciphers=what)
     from cryptography.hazmat.primitives import serialization
 
     key = serialization.load_pem_private_key(pair.key.read_bytes(), None)
@@ -901,7 +922,7 @@ def wrong(authority: Authority, what: str) -> TlsConfig:
         ("ca", "nonsense.pem: not usable"),
         ("crl", "has no list of revoked certificates"),
         ("ciphers", "OpenSSL knows none of the ciphers 'NONE-SUCH'"),
-        ("open-ciphers", "does not encrypt"),
+        *OPEN_CIPHERS.items(),
         ("encrypted", "one.key is encrypted"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.support.authentication import MOSQUITTO_7, Pool
+from tests.support.certificates import replace_file
 from tests.support.server import Server
 from trivium.config import (
     AuthConfig,
@@ -157,6 +158,40 @@ def test_users_of_a_password_file_are_known_by_their_names(tmp_path: Path) -> No
     broker.authentication.granted.set(USER, "ann", Grants())
     with pytest.raises(NotFound):
         broker.authentication.granted.set(USER, "bob", Grants())
+
+
+def test_nothing_is_added_to_what_a_name_has_whose_line_is_gone(tmp_path: Path) -> None:
+    file = tmp_path / "passwords"
+    file.write_text(f"ann:{hash_password(b'p')}\n")
+    broker = broker_of(auth=AuthConfig(password_files=(str(file),)))
+    granted, limits = broker.authentication.granted, broker.logins.limits
+    reads = {"/": {"read": ".*"}, "a": {"read": ".*"}}
+    granted.set(USER, "ann", grants_of(reads, {}, [], ["r"]))
+    limits.set("ann", {"max-queues": 5, "max-channels": 5})
+    replace_file(file, b"")
+    assert broker.authentication.files is not None
+    while broker.authentication.knows("ann"):
+        broker.authenticator.look(0)
+    before = broker.permissions.user("ann")
+    for more in (
+        grants_of(reads | {"b": {"read": ".*"}}, {}, [], ["r"]),
+        grants_of({"/": {"write": ".*", "read": ".*"}}, {}, [], []),
+        grants_of(reads, {"/": {"amq.topic": {"read": "a"}}}, [], ["r"]),
+        grants_of(reads, {}, ["topic read a"], ["r"]),
+        grants_of(reads, {}, [], ["r", "s"]),
+    ):
+        with pytest.raises(NotFound, match="no user 'ann'"):
+            granted.set(USER, "ann", more)
+    for found in ({"max-queues": 6, "max-channels": 5}, {"max-connections": 1}):
+        with pytest.raises(NotFound, match="no user 'ann'"):
+            limits.set("ann", found)
+    assert broker.permissions.user("ann") is before
+    # What it has can be taken back in parts.
+    granted.set(USER, "ann", grants_of({"/": {"read": ".*"}}, {}, [], []))
+    limits.set("ann", {"max-queues": 5})
+    assert list(limits.all()) == [("ann", {"max-queues": 5})]
+    limits.set("ann", {})
+    granted.delete(USER, "ann")
 
 
 @pytest.mark.parametrize("road", ["token", "certificate", "http"])

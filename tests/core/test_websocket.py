@@ -284,6 +284,23 @@ def test_rfc_6455_10_2_origin(
     assert head.split()[1] == ("101" if is_admitted else "403")
 
 
+@pytest.mark.parametrize(
+    ("origin", "origins", "is_admitted"),
+    [
+        ("https://a.example", (), True),
+        # Whoever is on the way of a page without TLS may have written it.
+        ("http://a.example", (), False),
+        ("http://a.example", ("http://a.example",), True),
+    ],
+)
+def test_a_page_without_tls_is_not_of_the_host_that_has_it(
+    origin: str, origins: tuple[str, ...], is_admitted: bool
+) -> None:
+    terms = Terms("/mqtt", TERMS.protocol, origins, has_tls=True)
+    head = answer(request("/mqtt", f"Origin: {origin}", "Host: a.example"), terms)
+    assert head.split()[1] == ("101" if is_admitted else "403")
+
+
 def test_subprotocol_need_not_be_offered_where_it_is_not_asked_for() -> None:
     terms = Terms("/", WebSocketTerms("/", ("amqp",), must_offer=False))
     assert "Sec-WebSocket-Protocol" not in answer(request("/", "Sec-WebSocket-Protocol: "), terms)

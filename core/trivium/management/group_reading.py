@@ -77,7 +77,7 @@ class PolledMember(MemberListener):
         return set() if known is None else known.members[self.name].streams
 
     def drop(self) -> None:
-        """Its user is gone: it is no member any more."""
+        """Its user is gone, or another one: it is no member any more."""
         memberships = self._vhost.memberships
         known = memberships.members(self.group)
         member = None if known is None else known.members.get(self.name)

@@ -92,7 +92,7 @@ class Leases:
         return found if is_own else None
 
     def forget(self, user: str) -> None:
-        """The user is deleted: what it has comes back."""
+        """The user is deleted, or is another from now on: what it has comes back."""
         if user in self._counts:
             for lease in [each for each in self._leases.values() if each.user == user]:
                 self.end(lease, REQUEUE)

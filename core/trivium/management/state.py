@@ -61,7 +61,8 @@ class ManagementState:
             self._of(about).failed += 1
         elif event.startswith(("user.", "permission.", "role.")) and event != "permission.denied":
             self.waits.look_soon()
-        if event == "user.deleted":
+        # A new user gets nothing of whom others have known by its name.
+        if event in ("user.created", "user.deleted"):
             name = str(about["name"])
             self.leases.forget(name)
             for member in [each for each in self.members if each.user == name]:

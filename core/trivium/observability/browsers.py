@@ -89,23 +89,30 @@ def cookie_of(host: str, has_tls: bool, prefix: str = "", is_forwarded_tls: bool
     return Cookie(name, f"{prefix}/", has_tls or is_forwarded_tls)
 
 
-def is_of_own_page(method: str, headers: Mapping[str, str]) -> bool:
+def is_of_own_page(method: str, headers: Mapping[str, str], has_tls: bool) -> bool:
     """Whether a request comes from a page of ours, or from the user's own hand."""
     if method not in SAFE_METHODS and PAGE_HEADER not in headers:
         return False
     if headers.get("Sec-Fetch-Site") == "none":
         return method in SAFE_METHODS
-    return is_of_this_site(headers)
+    return is_of_this_site(headers, has_tls)
 
 
-def is_of_this_site(headers: Mapping[str, str]) -> bool:
+def is_of_this_site(headers: Mapping[str, str], has_tls: bool) -> bool:
     """Whether a request comes from no page of another site: from one of ours, from the user's own
     hand, or from a program that is no browser."""
     site = headers.get("Sec-Fetch-Site")
     if site is not None:
         return site in ("same-origin", "none")
     origin = headers.get("Origin")
+    return origin is None or is_own_origin(origin, headers.get("Host", ""), has_tls)
+
+
+def is_own_origin(origin: str, host: str, has_tls: bool) -> bool:
+    """Whether an ``Origin`` is that of pages of ``host``. Where the request ``has_tls`` a page that
+    came without is another's: anybody on its way may have written it."""
     try:
-        return origin is None or urlsplit(origin).netloc == headers.get("Host", "")
+        found = urlsplit(origin)
     except ValueError:
         return False
+    return found.netloc.lower() == host.lower() and (found.scheme == "https" or not has_tls)

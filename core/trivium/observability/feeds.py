@@ -8,9 +8,10 @@ import contextlib
 import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final
-from urllib.parse import urlsplit
 
 from aiohttp import WSMsgType, hdrs, web
+
+from trivium.observability.browsers import is_own_origin
 
 if TYPE_CHECKING:
     from trivium.observability.api import Feed, FeedEvent
@@ -34,11 +35,11 @@ def wants_websocket(request: web.Request) -> bool:
     return request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
 
 
-def is_of_another_site(request: web.Request) -> bool:
+def is_of_another_site(request: web.Request, has_tls: bool) -> bool:
     """Whether a page of another site asks (RFC 6455, 10.2): no browser asks for leave to open a
     WebSocket, nor hides who wants it."""
     origin = request.headers.get(hdrs.ORIGIN)
-    return origin is not None and urlsplit(origin).netloc.lower() != request.host.lower()
+    return origin is not None and not is_own_origin(origin, request.host, has_tls)
 
 
 async def send_feed(

@@ -366,7 +366,7 @@ class HttpServer:
             text = "answers are application/json, events text/event-stream"
             raise ApiRefused(refusal(406, "not_acceptable", text))
         is_websocket = wants_websocket(request)
-        if is_websocket and is_of_another_site(request):
+        if is_websocket and is_of_another_site(request, cookie.is_secure):
             raise ApiRefused(refusal(403, "access_refused", "a page of another site asks"))
         try:
             async with asyncio.timeout(self._handshake_seconds):
@@ -443,7 +443,7 @@ class HttpServer:
         token = request.cookies.get(cookie.name)
         if not token or self._sessions is None:
             return None
-        if not is_of_own_page(request.method, request.headers):
+        if not is_of_own_page(request.method, request.headers, cookie.is_secure):
             raise ApiRefused(refusal(403, "access_refused", "this is for pages of this broker"))
         found = self._sessions.find(token, self._listener.name, self._is_local(request))
         if found is None:
@@ -611,7 +611,7 @@ def _certificate_of(request: web.Request) -> tuple[str, bool]:
     A browser shows it for pages of other sites too, and these are not to ask by it.
     """
     transport = request.transport
-    if transport is None or not is_of_this_site(request.headers):
+    if transport is None or not is_of_this_site(request.headers, True):
         return "", False
     found = transport.get_extra_info("client_certificate")
     return ("", False) if found is None else (found.user_name, found.is_ambiguous)

@@ -16,6 +16,7 @@ from trivium.common.timers import Timed
 from trivium.config import Config, HttpAuthConfig, JwtConfig
 from trivium.errors import ConfigError
 from trivium.host import Host
+from trivium.idempotence.deduplication import REQUEST
 from trivium.listen import ControlListener
 from trivium.runtime.grants import configure_permissions, configure_quotas
 from trivium.security.api_keys import API_KEY, ApiKeys
@@ -375,6 +376,8 @@ class Logins(Timed):
         kept for whom others know by it."""
         for adapter in self._broker.adapters.values():
             adapter.user_added(name)
+        for vhost in self._broker.vhosts.values():
+            vhost.deduplication.drop(REQUEST, name)
         self._broker.authentication.granted.forget_user(name)
         self.limits.forget(name)
 

@@ -171,6 +171,8 @@ class Certificates:
         for cipher in context.get_ciphers():
             if not cipher["strength_bits"]:
                 raise ConfigError(f"ciphers: {cipher['name']} does not encrypt")
+            if cipher["auth"] == "auth-null":
+                raise ConfigError(f"ciphers: {cipher['name']} does not authenticate the broker")
         context.set_alpn_protocols(self._alpn)
         # Each costs a tenth of a handshake; who connects again needs one (RFC 8446, 4.6.1).
         context.num_tickets = 1

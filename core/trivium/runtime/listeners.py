@@ -202,7 +202,8 @@ class Listeners:
         from trivium.runtime.websocket import Terms, Upgrade
 
         server = self._server
-        terms = Terms(path, protocol, listener.config.websocket_origins)
+        config = listener.config
+        terms = Terms(path, protocol, config.websocket_origins, config.tls is not None)
         return lambda is_outermost: Upgrade(server, listener, adapter, terms, is_outermost)
 
     def _behind_proxies(self, config: ListenerConfig, take: Callable[[], Any]) -> Callable[[], Any]:

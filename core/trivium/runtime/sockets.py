@@ -251,6 +251,8 @@ class SocketDriver:
         self._loop.call(self._end)
         if self._has_ended:
             transport.close()
+            # It may not read what it is sent.
+            self._timer = self._loop.call_later(DRAIN_SECONDS, transport.abort)
             return
         if not self._waits:
             transport.close()

@@ -70,6 +70,9 @@ class TlsLayer:
         # only counted.
         self._has_ended = False
         self._drains = False
+        # Whether whoever speaks the protocol takes nothing now, and is not told yet of the end.
+        self._is_paused = False
+        self._owes_end = False
         self._waits_for_turn = False
         self._certificate: object = None
         self._handshake: Handshake | None = None
@@ -182,7 +185,16 @@ class TlsLayer:
     def _deliver(self, parts: list[bytes]) -> None:
         if parts:
             self._inner.data_received(parts[0] if len(parts) == 1 else b"".join(parts))
-        if self._has_ended and not self._transport.is_closing() and not self._inner.eof_received():
+        if self._has_ended:
+            self._owes_end = True
+            self._tell_end()
+
+    def _tell_end(self) -> None:
+        """The peer sends no more, which is told behind all that it has sent."""
+        if not self._owes_end or self._is_paused or self._transport.is_closing():
+            return
+        self._owes_end = False
+        if not self._inner.eof_received():
             self.close()
 
     def _fail(self, error: Exception) -> None:
@@ -309,11 +321,16 @@ class TlsLayer:
 
     def pause_reading(self) -> None:
         """Leave in the socket what comes."""
+        self._is_paused = True
         self._transport.pause_reading()
 
     def resume_reading(self) -> None:
         """Read again."""
+        self._is_paused = False
         self._transport.resume_reading()
+        if self._owes_end:
+            # What waits of what came before is taken first.
+            self._loop.call_soon(self._tell_end)
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Bytes above which ``pause_writing`` is called, and below which ``resume_writing``."""

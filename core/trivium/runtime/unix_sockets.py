@@ -41,7 +41,7 @@ def bind_unix(config: ListenerConfig) -> socket.socket:
         if config.owner:
             user, _, group = config.owner.partition(":")
             shutil.chown(path, _known(user), _known(group) if group else None)
-        Path(path).chmod(int(config.mode, 8))
+        Path(path).chmod(config.permissions)
     except (OSError, LookupError) as error:
         bound.close()
         reason = getattr(error, "strerror", None) or error

@@ -76,7 +76,13 @@ _SCHEME_PORTS: Final = {"http": 80, "https": 443}
 class Terms:
     """On what terms a listener changes to WebSocket."""
 
-    def __init__(self, path: str, protocol: WebSocketTerms, origins: Sequence[str] = ()) -> None:
+    def __init__(
+        self,
+        path: str,
+        protocol: WebSocketTerms,
+        origins: Sequence[str] = (),
+        has_tls: bool = False,
+    ) -> None:
         #: the only path that is served
         self.path = path
         #: the subprotocols
@@ -84,6 +90,9 @@ class Terms:
         #: pages from which browsers may connect, as `Origin` has them; "*" for any, empty for
         #: those of the host that is connected to
         self.origins = frozenset(origins)
+        # Then pages that came without are not of the same host: anybody on their way may have
+        # written them.
+        self._has_tls = has_tls
 
     def admits(self, request: Request) -> bool:
         """Whether a browser may connect from the page that it says (section 10.2). What is no
@@ -98,6 +107,8 @@ class Terms:
             return found[0] in self.origins
         try:
             origin = urlsplit(found[0])
+            if self._has_tls and origin.scheme != "https":
+                return False
             port = origin.port or _SCHEME_PORTS.get(origin.scheme)
             for host in request.headers.get_all("Host"):
                 asked = urlsplit("//" + host)

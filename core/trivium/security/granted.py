@@ -86,7 +86,8 @@ class Granted:
         self.copy(kind, name)
         if not name:
             raise PreconditionFailed(f"a {kind} has a name")
-        if kind == USER and (kind, name) not in self._rows and not self._may_be(name):
+        known = self._rows.get((kind, name))
+        if kind == USER and not self._may_be(name) and not _is_part(grants, known):
             # What nobody has would be a later user's, who begins with nothing.
             raise NotFound(f"no user '{name}'")
         if len(self._rows) >= MAX_ROWS and (kind, name) not in self._rows:
@@ -157,3 +158,14 @@ def _values(grants: Grants) -> list[Any]:
     for (vhost, exchange), (write, read) in sorted(grants.topics.items()):
         topics.setdefault(vhost, {})[exchange] = {"write": write, "read": read}
     return [permissions, topics, [line.text for line in grants.acl], grants.roles]
+
+
+def _is_part(grants: Grants, known: Grants | None) -> bool:
+    """Whether it is nothing but what is granted already."""
+    return (
+        known is not None
+        and grants.permissions.items() <= known.permissions.items()
+        and grants.topics.items() <= known.topics.items()
+        and {line.text for line in grants.acl} <= {line.text for line in known.acl}
+        and set(grants.roles) <= set(known.roles)
+    )

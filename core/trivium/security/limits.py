@@ -62,12 +62,13 @@ class UserLimits:
         if not found:
             self._table.delete(key)
         else:
-            if self._table.get(key) is None:
-                if not self._may_be(name):
-                    # They would be a later user's, who begins with none.
-                    raise NotFound(f"no user '{name}'")
-                if len(self._table) >= MAX_ROWS:
-                    raise LimitExceeded(f"there are {MAX_ROWS} users with limits")
+            row = self._table.get(key)
+            known: dict[str, int] = {} if row is None else unpack(row)
+            if not self._may_be(name) and not found.items() <= known.items():
+                # They would be a later user's, who begins with none.
+                raise NotFound(f"no user '{name}'")
+            if row is None and len(self._table) >= MAX_ROWS:
+                raise LimitExceeded(f"there are {MAX_ROWS} users with limits")
             self._table.put(key, pack(found))
         self._quotas.set_limits(USER, name, found)
         self._events.tell("user.limits.set", name=name, limits=found)

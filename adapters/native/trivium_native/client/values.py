@@ -179,7 +179,8 @@ class Fetched:
 
 @dataclass(frozen=True, slots=True)
 class PartitionInfo:
-    """``first_offset`` to ``high_watermark`` can be read; ``next_offset`` is the next to write."""
+    """``first_offset`` to ``high_watermark`` can be read; ``next_offset`` is the next to write. All
+    are 0 where the user may only write."""
 
     first_offset: int
     high_watermark: int

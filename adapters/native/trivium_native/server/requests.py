@@ -245,8 +245,12 @@ class Requests:
             raise InvalidArgument(_FEWER)
         described: list[object] = []
         for stream in streams:
+            # Whoever may only write learns how many partitions there are, not what was written.
+            is_readable = self._connection.access.may(READ, stream.name)
             partitions = [
                 [partition.first_offset, partition.high_watermark, partition.next_offset]
+                if is_readable
+                else [0, 0, 0]
                 for partition in stream.partitions
             ]
             described.append(
