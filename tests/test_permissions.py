@@ -375,6 +375,16 @@ ROWS = [
         [(CONFIGURE, "a"), (WRITE, "p")],
         by_native(frames.DELETE, kind="part", name="a", producer="p"),
     ),
+    Row(
+        "native SUBSCRIBE poll",
+        [(READ, "q")],
+        by_native(frames.SUBSCRIBE, subscription=1, mode="poll", queue="q"),
+    ),
+    Row(
+        "native SUBSCRIBE to a queue of its own",
+        [(CONFIGURE, "n"), (WRITE, "n"), (READ, "n"), (READ, "amq.fanout")],
+        by_native(frames.SUBSCRIBE, subscription=1, mode="poll", queue="n", exchange="amq.fanout"),
+    ),
     Row("native DESCRIBE_GROUP", [(READ, "s"), (READ, "g")], native_description),
     Row("native DELETE group", [(CONFIGURE, "g")], native_group_deletion),
     Row(

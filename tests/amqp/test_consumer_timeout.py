@@ -12,9 +12,8 @@ from pamqp.commands import Basic, Channel, Queue, Tx
 
 from tests.support.amqp import Client, Received, Server, bodies, names, publish_frames
 from trivium.config import Config, LimitsConfig
+from trivium.queues.delivery_times import TIMEOUT_MARKS, DeliveryTimes
 from trivium.vhost.policies import Policy
-from trivium_amqp.channel import TIMEOUT_MARKS
-from trivium_amqp.delivery_times import DeliveryTimes
 from trivium_amqp.handshake import FOR_ANSWERS
 
 HALF_AN_HOUR = 1800

@@ -395,13 +395,6 @@ def test_on_shutdown_clients_are_told(server: Server) -> None:
 # Requests that are refused leave the connection open
 
 
-@pytest.mark.parametrize("kind", sorted(frames.RESERVED))
-def test_reserved_frames_are_not_supported(server: Server, kind: int) -> None:
-    client = server.open()
-    assert client.refused(kind) == 311
-    assert not client.is_closed
-
-
 def test_an_unknown_field_is_refused(server: Server) -> None:
     client = server.open()
     assert client.refused(frames.METADATA, strems=["s"]) == 300

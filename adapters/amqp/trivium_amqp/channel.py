@@ -11,6 +11,7 @@ from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from trivium.errors import AccessRefused
+from trivium.queues.delivery_times import TIMEOUT_MARKS, DeliveryTimes, time_to_acknowledge
 from trivium.queues.queue import Queue, QueueEntry
 from trivium.queues.unsettled import Unsettled
 from trivium.security.permissions import READ, Access
@@ -23,7 +24,6 @@ from trivium_amqp.codec.errors import (
 )
 from trivium_amqp.codec.frames import BODY_EVENT, HEADER_EVENT, method_frame
 from trivium_amqp.consumer import AmqpConsumer
-from trivium_amqp.delivery_times import DeliveryTimes
 from trivium_amqp.publisher import Publisher
 from trivium_amqp.replies import Reply
 from trivium_amqp.transaction import REJECT, REQUEUE, SETTLE
@@ -32,10 +32,6 @@ if TYPE_CHECKING:
     from trivium_amqp.connection import AmqpConnection
 
 logger = logging.getLogger(__name__)
-
-#: Marks in the time in which a delivery must be acknowledged, so that it is taken to be in time
-#: for longer by a 32nd of that at most: a minute of half an hour, as with RabbitMQ.
-TIMEOUT_MARKS: Final = 32
 
 HANDLERS: Final = {**basic.HANDLERS, **topology.HANDLERS}
 
@@ -216,9 +212,8 @@ class Channel:
             self._times.clear()
             return
         oldest, entry = first
-        timeout = entry.queue.settings.consumer_timeout / 1000
-        if timeout < 0:
-            timeout = self.broker.config.limits.consumer_timeout_seconds
+        usual = self.broker.config.limits.consumer_timeout_seconds
+        timeout = time_to_acknowledge(entry.queue.settings, usual) / 1000
         if timeout == 0:
             self._times.clear()
             return

@@ -6,6 +6,7 @@ one is due and calls ``run`` with the time, in milliseconds.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from heapq import heapify, heappop, heappush
 from typing import Final
 
@@ -27,6 +28,16 @@ class Timed:
     def due(self) -> None:
         """The time has come."""
         raise NotImplementedError
+
+
+class Wake(Timed):
+    """Does some work at a time."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+
+    def due(self) -> None:
+        self._work()
 
 
 class Timers:

@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
+from trivium.common.timers import Wake
 from trivium.errors import AccessRefused, PreconditionFailed, StaleMember
 from trivium.groups.membership import MemberListener
-from trivium.management.leases import Wake
 from trivium.management.stream_reading import MAX_READ_BYTES, Batches
 from trivium.streams.stream import StreamReader
 

@@ -8,9 +8,6 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
-from trivium.errors import AccessRefused
-from trivium.management.publishing import MAX_TAKEN_BYTES, Taking
-from trivium.queues.consumers import Consumer
 
 if TYPE_CHECKING:
     from trivium.queues.queue import Queue, QueueEntry
@@ -25,16 +22,6 @@ MAX_LEASED_BYTES: Final = 64 * 1024 * 1024
 ACCEPT: Final = "accept"
 REJECT: Final = "reject"
 REQUEUE: Final = "requeue"
-
-
-class Wake(Timed):
-    """Does some work at a time."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-
-    def due(self) -> None:
-        self._work()
 
 
 class Lease(Timed):
@@ -114,84 +101,3 @@ class Leases:
             queue.dispatch_later()
         if lease.ended is not None:
             lease.ended()
-
-
-class Poll(Consumer):
-    """Takes messages of a queue that are there, or waits for the next ones; then calls ``done``.
-
-    While it waits it is a consumer like others. It waits no longer where ``wait_ms`` are over.
-    """
-
-    def __init__(
-        self,
-        broker: Broker,
-        queue: Queue,
-        count: int,
-        wait_ms: int,
-        done: Callable[[list[QueueEntry]], None],
-    ) -> None:
-        self._broker = broker
-        self._queue = queue
-        self._left = count
-        self._bytes = 0
-        self._until = broker.elapsed_ms + wait_ms
-        self._done = done
-        self._taken: list[QueueEntry] = []
-        self._is_waiting = False
-        # None once it is over: they would keep each other in memory.
-        self._wake: Wake | None = Wake(self._end)
-
-    def begin(self) -> None:
-        """Take what is there."""
-        Taking(self._queue, self._left, self._begun).go_on()
-
-    def stop(self) -> None:
-        """It waits no longer: as soon as it has what it takes now."""
-        self._until = 0
-        if self._is_waiting:
-            self._end()
-
-    def _begun(self, taken: list[QueueEntry]) -> None:
-        self._taken = taken
-        self._is_waiting = True
-        queue = self._queue
-        # One that is deleted with its last consumer has no need of this one.
-        is_late = self._broker.elapsed_ms >= self._until
-        if taken or is_late or queue.is_deleted or queue.auto_delete:
-            self._end()
-            return
-        self._wake_at(self._until)
-        try:
-            queue.add_consumer(self)
-        except AccessRefused:
-            # Somebody else has it alone: there is nothing to wait for.
-            self._end()
-
-    def takes_delivery(self) -> bool:
-        return self._wake is not None and self._left > 0 and self._bytes < MAX_TAKEN_BYTES
-
-    def deliver(self, entry: QueueEntry) -> None:
-        if not self._taken:
-            # What comes in the same turn is taken as well.
-            self._wake_at(self._broker.elapsed_ms)
-        self._taken.append(entry)
-        self._left -= 1
-        self._bytes += entry.message.size
-
-    def cancelled(self) -> None:
-        self._end()
-
-    def _wake_at(self, time_ms: int) -> None:
-        if self._wake is not None:
-            self._broker.timeouts.call_at(time_ms, self._wake)
-
-    def _end(self) -> None:
-        if self._wake is None:
-            return
-        self._broker.timeouts.stop(self._wake)
-        self._wake = None
-        if not self._queue.is_deleted:
-            self._queue.remove_consumer(self)
-        taken = self._taken
-        self._taken = []
-        self._done(taken)

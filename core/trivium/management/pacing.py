@@ -7,7 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.quotas import LISTENER, USER, VHOST
-from trivium.management.leases import Wake
+from trivium.common.timers import Wake
 from trivium.observability.api import ApiRefused, refusal
 
 if TYPE_CHECKING:

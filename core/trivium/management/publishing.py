@@ -1,8 +1,7 @@
-"""Messages that operators publish, and take from queues to look at them."""
+"""Messages that are published over HTTP."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Final
 
 from trivium.errors import PreconditionFailed
@@ -15,16 +14,11 @@ from trivium.messages.message import (
 )
 from trivium.messages.neutral import encode_neutral
 from trivium.messages.topics import MAX_LEVELS
-from trivium.queues.ready import LoadWaiter
 
 if TYPE_CHECKING:
-    from trivium.queues.queue import Queue, QueueEntry
     from trivium.runtime.broker import Broker
     from trivium.vhost.virtual_host import VirtualHost
 
-#: Messages, and bytes of payload, that are taken together.
-MAX_TAKEN: Final = 1000
-MAX_TAKEN_BYTES: Final = 16 * 1024 * 1024
 #: Bytes of a routing key, as of the longest topic on another road.
 MAX_KEY_BYTES: Final = 65_535
 
@@ -82,47 +76,3 @@ def publish(
         insists=insists,
     )
     return vhost.publish(message, route.resolve(message))
-
-
-def give_back(queue: Queue, entries: list[QueueEntry]) -> None:
-    """What was taken comes back as if nobody had seen it."""
-    for entry in entries:
-        queue.requeue(entry, False)
-    queue.dispatch_later()
-
-
-class Taking(LoadWaiter):
-    """Takes messages of a queue, then calls ``done`` with them, who settles or requeues each.
-
-    It waits for those that have to be read from the disk.
-    """
-
-    def __init__(self, queue: Queue, count: int, done: Callable[[list[QueueEntry]], None]) -> None:
-        self._queue = queue
-        self._left = min(count, MAX_TAKEN)
-        self._done = done
-        self._bytes = 0
-        self._taken: list[QueueEntry] = []
-
-    def go_on(self) -> None:
-        """Take what there is."""
-        queue = self._queue
-        while self._left and self._bytes < MAX_TAKEN_BYTES and not queue.is_deleted:
-            entry = queue.get()
-            if entry is None:
-                if queue.ready.is_loading:
-                    queue.ready.await_load(self)
-                    return
-                break
-            if queue.vhost.is_watched:
-                vhost = queue.vhost
-                vhost.delivered(entry.message, queue.name, entry.is_redelivered, entry=entry)
-            self._left -= 1
-            self._bytes += entry.message.size
-            self._taken.append(entry)
-        taken = self._taken
-        self._taken = []
-        self._done(taken)
-
-    def loaded(self) -> None:
-        self.go_on()

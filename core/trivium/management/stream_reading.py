@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from trivium.management.leases import Wake
+from trivium.common.timers import Wake
 from trivium.streams.records import RecordBatch
 from trivium.streams.stream import StreamReader
 

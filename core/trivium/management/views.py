@@ -22,6 +22,7 @@ from trivium.common.descriptions import (
 )
 from trivium.errors import ConfigError
 from trivium.queues.arguments import CLASSIC, QUEUE_TYPE, STREAM, queue_type
+from trivium.queues.delivery_times import time_to_acknowledge
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import ExchangeDestination
 from trivium.runtime.adapter import Connection, connection_name
@@ -406,12 +407,12 @@ def _consumer(
     connection: ConnectionView,
     about: ConsumerDescription,
 ) -> ConsumerView:
-    usual = int(broker.config.limits.consumer_timeout_seconds * 1000)
+    seconds = broker.config.limits.consumer_timeout_seconds
+    usual = int(seconds * 1000)
     queue = None if vhost is None else vhost.queues.get(about.queue)
     if queue is None:
         return ConsumerView(connection, about, False, True, "up", usual)
-    own = queue.settings.consumer_timeout
-    timeout = usual if own < 0 else own
+    timeout = time_to_acknowledge(queue.settings, seconds)
     rotation = queue.consumers
     if not rotation.is_single:
         return ConsumerView(connection, about, rotation.is_exclusive, True, "up", timeout)

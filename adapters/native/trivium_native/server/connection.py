@@ -100,8 +100,9 @@ class NativeConnection(FramedConnection):
         self.subscriptions: dict[int, Subscription] = {}
         #: fetches that wait for records or for room in the output
         self.fetches = Fetches(self)
-        #: searches for a time that wait for the disk
+        #: searches for a time that wait for the disk, and polls of queues that are under way
         self.searches = 0
+        self.polls = 0
         # None once it is over.
         self._handshake: Handshake | None = Handshake(self)
         #: which frames may come

@@ -7,13 +7,10 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.common.quotas import SUBSCRIPTIONS
 from trivium.messages.message import HeaderValue
-from trivium.messages.topics import MAX_LEVELS
-from trivium.queues.arguments import QUORUM
 from trivium.routing.exchanges import Binding, HeadersExchange, valid_headers_match
 from trivium.runtime.adapter import declarer_of
-from trivium.security.permissions import CONFIGURE, MADE_UP, READ, WRITE
+from trivium.security.permissions import CONFIGURE, READ, WRITE
 from trivium.streams.stream import Partition
-from trivium.vhost.settings import with_default_type
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.commits import stream_of
 from trivium_native.server.deliveries import packable
@@ -23,10 +20,15 @@ from trivium_native.server.lists import reply_bounded
 from trivium_native.server.parts import Parts
 from trivium_native.server.permission_requests import PermissionRequests
 from trivium_native.server.policy_requests import PolicyRequests
+from trivium_native.server.subscribing import (
+    declare_queue,
+    pattern_of,
+    poll,
+    subscribe_to_queue,
+)
 from trivium_native.server.subscriptions import (
     LiveSubscription,
     LogSubscription,
-    QueueSubscription,
     Subscription,
     add,
     forget,
@@ -78,6 +80,8 @@ class Requests:
             self._subscribe(correlation, fields)
         elif kind == frames.UNSUBSCRIBE:
             self._unsubscribe(correlation, fields)
+        elif kind == frames.POLL:
+            poll(self._connection, correlation, fields)
         elif kind == frames.PRODUCER:
             self._producer(correlation, fields)
         elif kind == frames.DECLARE:
@@ -102,7 +106,7 @@ class Requests:
     def _subscribe(self, correlation: int, fields: Fields) -> None:
         connection = self._connection
         number = fields.integer("subscription", 0, _MAX_U32)
-        mode = fields.choice("mode", ("pubsub", "queue", "log"))
+        mode = fields.choice("mode", ("pubsub", "queue", "poll", "log"))
         if number in connection.subscriptions:
             raise InvalidArgument(f"subscription {number} is in use")
         most = connection.options.max_subscriptions
@@ -114,18 +118,9 @@ class Requests:
         reply: dict[str, object] = {}
         if mode == "pubsub":
             subscription = self._subscribe_live(number, fields)
-        elif mode == "queue":
-            name = fields.text("queue")
-            self._connection.access.require(READ, "queue", name)
-            queue = self._vhost.queue(name, connection)
-            credit = fields.integer("credit", 1, _MAX_U32)
-            priority = fields.integer("priority", -(1 << 31), (1 << 31) - 1, 0)
-            no_ack = fields.boolean("no_ack")
-            exclusive = fields.boolean("exclusive")
-            fields.finish()
-            consuming = QueueSubscription(connection, number, queue, priority, no_ack, exclusive)
-            consuming.start()
-            subscription = consuming
+        elif mode == "queue" or mode == "poll":
+            subscribe_to_queue(connection, self._vhost, correlation, number, mode, fields)
+            return
         else:
             partition = self._partition(fields)
             timestamp = fields.integer("timestamp", 0, _MAX_OFFSET, -1)
@@ -149,7 +144,7 @@ class Requests:
         name = fields.text("exchange")
         self._connection.access.require_exchange(READ, name)
         exchange = self._vhost.exchange(name)
-        pattern = _pattern(fields)
+        pattern = pattern_of(fields)
         no_local = fields.boolean("no_local")
         fields.finish()
         self._connection.access.require_live(exchange, pattern)
@@ -354,24 +349,8 @@ class Requests:
         auto_delete = fields.boolean("auto_delete")
         exclusive = fields.boolean("exclusive")
         fields.finish()
-        if self._vhost.settings.default_queue_type == QUORUM:
-            # A stream is declared by its own kind here.
-            arguments = with_default_type(
-                self._vhost, name, arguments, durable, exclusive, auto_delete
-            )
-        owner = self._connection if exclusive else None
-        # Of one that the broker names, what its names begin with stands for it.
-        is_new = name not in self._vhost.queues
-        self._connection.access.require_declaration("queue", name or MADE_UP, is_new, arguments)
-        queue = self._vhost.declare_queue(
-            name,
-            durable=durable,
-            auto_delete=auto_delete,
-            owner=owner,
-            arguments=arguments,
-            connection=self._connection,
-            user=self._connection.usage.user,
-            declarer=declarer_of(self._connection),
+        queue = declare_queue(
+            self._connection, self._vhost, name, arguments, durable, auto_delete, exclusive
         )
         return {
             "name": queue.name,
@@ -417,7 +396,7 @@ class Requests:
         exchange = vhost.exchange(source)
         kind = fields.choice("kind", ("exchange", "queue", "stream"))
         name = fields.text("name")
-        pattern = _pattern(fields)
+        pattern = pattern_of(fields)
         arguments = fields.arguments("arguments")
         fields.finish()
         access.require(WRITE, kind, name)
@@ -445,10 +424,3 @@ class Requests:
         queue = self._vhost.queue(name, self._connection)
         fields.finish()
         self._connection.reply_when_durable(correlation, {"messages": queue.purge()})
-
-
-def _pattern(fields: Fields) -> bytes:
-    pattern = fields.data("pattern", b"")
-    if pattern.count(b".") >= MAX_LEVELS:
-        raise InvalidArgument(f"a pattern has at most {MAX_LEVELS} levels")
-    return pattern

@@ -16,30 +16,25 @@ from collections.abc import Collection
 from typing import Final
 
 from trivium_native.wire import frames
-from trivium_native.wire.errors import NotSupported, UnexpectedFrame
+from trivium_native.wire.errors import UnexpectedFrame
 
 
 class State:
     """A row of the table: the frame types that are carried out, and what is said of the others.
 
-    Of the latter those that are ``reserved`` cost the request alone, the others the connection.
+    Such a one costs the connection.
     """
 
-    def __init__(
-        self, name: str, admitted: Collection[int], refusal: str, reserved: Collection[int] = ()
-    ) -> None:
+    def __init__(self, name: str, admitted: Collection[int], refusal: str) -> None:
         self.name = name
         # By type, 1 where it is carried out.
         self._admitted = bytes(kind in admitted for kind in range(256))
-        self.reserved = frozenset(reserved)
         self._refusal = refusal
 
     def check(self, kind: int) -> None:
-        """Raise NotSupported or UnexpectedFrame for a frame that may not come."""
+        """Raise UnexpectedFrame for a frame that may not come."""
         if self._admitted[kind]:
             return
-        if kind in self.reserved:
-            raise NotSupported(f"frame type {kind:#04x} is reserved for a later version")
         raise UnexpectedFrame(f"frame type {kind:#04x} {self._refusal}")
 
 
@@ -53,5 +48,4 @@ OPEN: Final = State(
         *frames.REQUESTS,
     ),
     "is not one that a client sends",
-    frames.RESERVED,
 )

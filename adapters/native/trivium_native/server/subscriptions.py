@@ -1,4 +1,5 @@
-"""What a connection receives: live messages, messages of a queue, record batches of a stream."""
+"""What a connection receives: live messages, record batches of a stream; what is common to both and
+to messages of a queue (``queue_subscriptions``)."""
 
 from __future__ import annotations
 
@@ -8,13 +9,11 @@ from mypy_extensions import i64
 
 from trivium.common.descriptions import ConsumerDescription
 from trivium.messages.message import Message
-from trivium.queues.queue import Consumer, Queue, QueueEntry
-from trivium.queues.unsettled import Unsettled
+from trivium.queues.queue import QueueEntry
 from trivium.routing.exchanges import ACCEPTED, Binding, Destination, Exchange, TopicExchange
 from trivium.security.permissions import READ
 from trivium.streams.records import RecordBatch, batch_count, batch_span, cut_batch
 from trivium.streams.stream import Partition, StreamReader
-from trivium_native.server.deliveries import write_delivery
 from trivium_native.wire.errors import NativeError, NotFound, UnknownDelivery
 from trivium_native.wire.frames import (
     BATCH,
@@ -24,7 +23,7 @@ from trivium_native.wire.frames import (
     pack,
     write_head,
 )
-from trivium_native.wire.messages import BATCH_HEAD, BATCH_HEAD_SIZE, REDELIVERED
+from trivium_native.wire.messages import BATCH_HEAD, BATCH_HEAD_SIZE
 
 if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection
@@ -39,6 +38,8 @@ class Subscription:
     def __init__(self, connection: NativeConnection, number: int) -> None:
         self.connection = connection
         self.number = number
+        #: the SUBSCRIBE that is to be answered once it begins; 0 for none
+        self.asked_by = 0
 
     def add_credit(self, amount: int) -> None:
         """The client takes more."""
@@ -79,12 +80,21 @@ class Subscription:
     def unsubscribed(self) -> None:
         """The client has ended it, which is answered next."""
         self.end()
+        if self.asked_by:
+            error = NotFound("it was unsubscribed before it began")
+            self.connection.send_error(self.asked_by, error)
+            self.asked_by = 0
 
     def send_cancelled(self, error: NativeError) -> None:
         """It is over, for the reason ``error``: tell the client."""
+        forget(self.connection, self.number)
+        if self.asked_by:
+            # To the client it has not begun.
+            self.connection.send_error(self.asked_by, error)
+            self.asked_by = 0
+            return
         told = {"subscription": self.number, "reason": error.text, "code": error.code}
         self.connection.send(encode_frame(CANCELLED, 0, pack(told)))
-        forget(self.connection, self.number)
 
 
 def add(subscription: Subscription) -> None:
@@ -181,166 +191,6 @@ class LiveSubscription(Subscription):
             self._tell("subscription.deleted")
 
 
-class _QueueConsumer(Consumer):
-    """The subscription as its queue sees it."""
-
-    def __init__(
-        self, subscription: QueueSubscription, priority: int, settles_on_delivery: bool
-    ) -> None:
-        self._subscription = subscription
-        self.priority = priority
-        self.settles_on_delivery = settles_on_delivery
-
-    def takes_delivery(self) -> bool:
-        return self._subscription.takes_delivery()
-
-    def deliver(self, entry: QueueEntry) -> None:
-        self._subscription.deliver(entry)
-
-    def cancelled(self) -> None:
-        self._subscription.cancelled()
-
-    def describe(self) -> ConsumerDescription | None:
-        return self._subscription.describe()
-
-    def client(self) -> object:
-        return self._subscription.connection
-
-
-class QueueSubscription(Subscription):
-    """Mode ``queue``: at most ``credit`` deliveries are unsettled at a time.
-
-    With ``no_ack`` there is nothing to settle: each delivery uses up one credit.
-    """
-
-    def __init__(
-        self,
-        connection: NativeConnection,
-        number: int,
-        queue: Queue,
-        priority: int,
-        no_ack: bool,
-        exclusive: bool,
-    ) -> None:
-        super().__init__(connection, number)
-        self._queue = queue
-        self._credit = 0
-        self._no_ack = no_ack
-        self._exclusive = exclusive
-        self._tag: i64 = 0
-        self._unsettled: Unsettled[QueueEntry] = Unsettled()
-        self._consumer: _QueueConsumer | None = _QueueConsumer(self, priority, no_ack)
-
-    def start(self) -> None:
-        """Attach, without credit yet. Raises AccessRefused where others consume exclusively."""
-        assert self._consumer is not None
-        self._queue.add_consumer(self._consumer, self._exclusive)
-
-    def describe(self) -> ConsumerDescription | None:
-        return ConsumerDescription(
-            tag=str(self.number),
-            queue=self._queue.name,
-            connection=self.connection,
-            channel=0,
-            acknowledges=not self._no_ack,
-            limit=0,
-        )
-
-    def takes_delivery(self) -> bool:
-        """Whether there is credit left and the connection takes output."""
-        return len(self._unsettled) < self._credit and self.connection.has_room()
-
-    def deliver(self, entry: QueueEntry) -> None:
-        """Send an entry; it is the client's until it is settled or given back."""
-        connection = self.connection
-        tag = self._tag + 1
-        self._tag = tag
-        traffic = connection.traffic
-        if self._no_ack:
-            traffic.delivered_settled += 1
-            self._credit -= 1
-        else:
-            traffic.delivered += 1
-            self._unsettled.add(tag, entry)
-        flags = 0
-        metrics = connection.metrics
-        if entry.is_redelivered:
-            flags = REDELIVERED
-            metrics.messages_redelivered += 1
-            traffic.redelivered += 1
-        metrics.messages_sent += 1
-        message = entry.message
-        now_ms = connection.broker.now_ms
-        connection.output_size += write_delivery(
-            connection.output, metrics, self.number, flags, message, entry.requeues, tag, now_ms
-        )
-        connection.mark_dirty()
-        connection.send_content(message.content)
-
-    def cancelled(self) -> None:
-        """The queue is gone."""
-        self._unsettled.clear()
-        self._consumer = None
-        self.send_cancelled(NotFound("the queue was deleted"))
-
-    def add_credit(self, amount: int) -> None:
-        self._credit += amount
-        self.resume()
-
-    def stand_by(self) -> None:
-        if self._consumer is not None:
-            self._queue.consumers.resume(self._consumer)
-
-    def resume(self) -> None:
-        if self._consumer is not None:
-            self._queue.serve(self._consumer)
-
-    def settle(self, first: i64, last: i64) -> None:
-        queue = self._queue
-        taken = self._take_some(first, last)
-        self.connection.traffic.acknowledged += len(taken)
-        for entry in taken:
-            queue.settle(entry)
-        self.resume()
-
-    def give_back(self, first: i64, last: i64, requeue: bool) -> None:
-        queue = self._queue
-        for entry in self._take_some(first, last):
-            if requeue:
-                queue.requeue(entry)
-            else:
-                queue.reject(entry)
-        self.resume()
-
-    def take(self, first: int, last: int) -> list[tuple[int, QueueEntry]]:
-        return self._unsettled.pop_range(first, last)
-
-    def put_back(self, taken: list[tuple[int, QueueEntry]]) -> None:
-        for tag, entry in taken:
-            self._unsettled.add(tag, entry)
-
-    def _take_some(self, first: i64, last: i64) -> list[QueueEntry]:
-        taken = self._unsettled.pop_values(first, last)
-        if not taken:
-            raise UnknownDelivery(f"no unsettled delivery from {first} to {last}")
-        return taken
-
-    def check_permissions(self) -> None:
-        self.connection.access.require(READ, "queue", self._queue.name)
-
-    def end(self) -> None:
-        queue = self._queue
-        unsettled = self._unsettled.items()
-        self._unsettled.clear()
-        # First back to the queue, so that an auto-delete queue goes with its consumer as a whole.
-        for _, entry in unsettled:
-            queue.requeue(entry)
-        if self._consumer is not None:
-            queue.remove_consumer(self._consumer)
-            self._consumer = None
-        queue.dispatch_later()
-
-
 class _LogReader(StreamReader):
     """The subscription as its partition sees it."""
 
@@ -368,8 +218,6 @@ class LogSubscription(Subscription):
     ) -> None:
         super().__init__(connection, number)
         self._partition = partition
-        #: the SUBSCRIBE that is to be answered once its offset is found; 0 for none
-        self.asked_by = 0
         self._offset = 0
         self._credit = 0
         self._reader: _LogReader | None = _LogReader(self)
@@ -406,20 +254,6 @@ class LogSubscription(Subscription):
         self.connection.reply(correlation, {"offset": offset, "incarnation": incarnation})
         self.start(offset)
         self.add_credit(credit)
-
-    def unsubscribed(self) -> None:
-        super().unsubscribed()
-        if self.asked_by:
-            error = NotFound("it was unsubscribed before its offset was found")
-            self.connection.send_error(self.asked_by, error)
-
-    def send_cancelled(self, error: NativeError) -> None:
-        if not self.asked_by:
-            super().send_cancelled(error)
-            return
-        # To the client it has not begun.
-        self.connection.send_error(self.asked_by, error)
-        forget(self.connection, self.number)
 
     def pump(self) -> None:
         """Send what there is, until credit, output or records are used up."""

@@ -25,6 +25,10 @@ class Fields:
     def _take(self, name: str) -> object:
         return self._fields.pop(name, None)
 
+    def has(self, name: str) -> bool:
+        """Whether a field is there, and not nil."""
+        return self._fields.get(name) is not None
+
     def text(self, name: str, default: str | None = None, max_bytes: int = 255) -> str:
         """A text of at most ``max_bytes`` in UTF-8; required unless there is a default."""
         value = self._take(name)

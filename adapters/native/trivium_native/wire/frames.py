@@ -44,6 +44,7 @@ CREDIT: Final = 0x24
 ACK: Final = 0x25
 NACK: Final = 0x26
 CANCELLED: Final = 0x27
+POLL: Final = 0x28
 # Streams
 FETCH: Final = 0x30
 FETCHED: Final = 0x31
@@ -73,13 +74,10 @@ STAGE: Final = 0x55
 LIST_GROUPS: Final = 0x56
 DESCRIBE_GROUP: Final = 0x57
 
-#: Types whose numbers are taken and whose bodies come later: POLL.
-RESERVED: Final[frozenset[int]] = frozenset((0x28,))
-
 #: Types of requests whose body is a map of fields.
 REQUESTS: Final[frozenset[int]] = frozenset(
     (
-        *(PRODUCER, SUBSCRIBE, UNSUBSCRIBE, FETCH, COMMIT, COMMITTED, METADATA, OFFSETS),
+        *(PRODUCER, SUBSCRIBE, UNSUBSCRIBE, POLL, FETCH, COMMIT, COMMITTED, METADATA, OFFSETS),
         *(DECLARE, DELETE, BIND, UNBIND, PURGE, SET_POLICY, DELETE_POLICY, LIST_POLICIES),
         *(MANAGE_USERS, MANAGE_PERMISSIONS, JOIN, HEARTBEAT, LEAVE),
         *(LIST_GROUPS, DESCRIBE_GROUP),

@@ -13,7 +13,7 @@ from trivium.management.compatible.bindings import exchange_name
 from trivium.management.endpoints import ENTERED, LARGE, Endpoint
 from trivium.management.listing import Listing
 from trivium.management.pacing import must_wait
-from trivium.management.publishing import Taking, give_back, publish
+from trivium.management.publishing import publish
 from trivium.management.values import (
     TEXTS,
     number_of,
@@ -24,6 +24,7 @@ from trivium.management.values import (
 )
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium.observability.api import ApiAnswer
+from trivium.queues.polling import Taking, give_back
 from trivium.routing.exchanges import REJECTED, UNROUTABLE
 from trivium.security.permissions import READ
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed
 from trivium.idempotence.deduplication import REQUEST, Settings, short_id
 from trivium.management.endpoints import CLIENTS, ENTERED, LARGE, BadRequest
-from trivium.management.leases import ACCEPT, Poll
+from trivium.management.leases import ACCEPT
 from trivium.management.listing import Slices
 from trivium.management.pacing import must_wait
-from trivium.management.publishing import give_back, publish
+from trivium.management.publishing import publish
 from trivium.management.rest.operations import (
     Parameter,
     answer,
@@ -32,6 +32,7 @@ from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium.messages.topics import topic_of
 from trivium.messages.tracing import TRACEPARENT, TRACESTATE, parse_traceparent
 from trivium.observability.api import ApiAnswer, ApiRefused, refusal
+from trivium.queues.polling import Poll, give_back
 from trivium.routing.exchanges import REJECTED, UNROUTABLE
 from trivium.security.permissions import DEFAULT_EXCHANGE, READ
 
