@@ -4,8 +4,12 @@ from __future__ import annotations
 
 import json
 import re
+import struct
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import msgpack
 
 from trivium.messages.message import Properties
 
@@ -61,6 +65,140 @@ def meanings() -> list[tuple[str, int, int, object]]:
     ]
 
 
+def rows() -> list[dict[str, Any]]:
+    """The frames with all that is said of them."""
+    found: list[dict[str, Any]] = _as_data()["frames"]
+    return found
+
+
+def all_properties() -> tuple[bytes, dict[int, Any]]:
+    """Properties with every key, and what they mean."""
+    found = _as_data()["all_properties"]
+    body = {int(key): _with_bytes(value) for key, value in found["body"].items()}
+    return bytes.fromhex(found["properties"]), body
+
+
+def as_json(value: Any) -> Any:
+    """A value as the vectors write it."""
+    if isinstance(value, bytes):
+        return {"bytes": value.hex()}
+    if isinstance(value, list):
+        return [as_json(item) for item in value]
+    if isinstance(value, dict):
+        return {name: as_json(item) for name, item in value.items()}
+    return value
+
+
+# The bodies that are no msgpack, read by the tables of the document and nothing else
+
+
+def _message(body: bytes, at: int) -> tuple[dict[str, Any], int]:
+    flags, priority, exchange, key, reserved, properties, payload = struct.unpack_from(
+        "<BBHHHII", body, at
+    )
+    assert reserved == 0
+    parts: list[bytes] = []
+    at += 16
+    for size in (exchange, key, properties, payload):
+        parts.append(body[at : at + size])
+        at += size
+    found = {
+        "flags": flags,
+        "priority": priority,
+        "exchange": parts[0].decode(),
+        "routing_key": parts[1],
+        "properties": parts[2],
+        "payload": parts[3],
+    }
+    return found, at
+
+
+def _messages(body: bytes, at: int, count: int) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    for _ in range(count):
+        message, at = _message(body, at)
+        found.append(message)
+    assert at == len(body)
+    return found
+
+
+def _published(body: bytes) -> dict[str, Any]:
+    count, flags = struct.unpack_from("<II", body)
+    at = 8
+    found: dict[str, Any] = {"flags": flags}
+    if flags & 1:
+        size, epoch, sequence = struct.unpack_from("<IIQ", body, at)
+        name = body[at + 16 : at + 16 + size].decode()
+        found["producer"] = {"name": name, "epoch": epoch, "sequence": sequence}
+        at += 16 + size
+    return found | {"messages": _messages(body, at, count)}
+
+
+def _delivered(body: bytes) -> dict[str, Any]:
+    names = ("subscription", "flags", "protocol", "returns", "tag", "arrival", "lifetime")
+    found: dict[str, Any] = dict(zip(names, struct.unpack_from("<IBBHQqq", body), strict=True))
+    return found | {"message": _messages(body, 32, 1)[0]}
+
+
+def _settled(body: bytes) -> dict[str, Any]:
+    names = ("subscription", "flags", "first", "last")
+    return dict(zip(names, struct.unpack("<IIQQ", body), strict=True))
+
+
+def _batch(body: bytes) -> dict[str, Any]:
+    subscription, _, base = struct.unpack_from("<IIq", body)
+    return {"subscription": subscription, "base_offset": base, "batch": body[16:]}
+
+
+def _credited(body: bytes) -> dict[str, Any]:
+    return dict(zip(("subscription", "amount"), struct.unpack("<IQ", body), strict=True))
+
+
+def _confirmed(body: bytes) -> dict[str, Any]:
+    return {"count": struct.unpack("<I", body)[0]}
+
+
+def _fetched(body: bytes) -> dict[str, Any]:
+    first, mark, count, _ = struct.unpack_from("<qqII", body)
+    at = 24
+    batches: list[dict[str, Any]] = []
+    for _ in range(count):
+        base, size, _ = struct.unpack_from("<qII", body, at)
+        batches.append({"base_offset": base, "batch": body[at + 16 : at + 16 + size]})
+        at += 16 + (size + 7) // 8 * 8
+    assert at == len(body)
+    return {"first_offset": first, "high_watermark": mark, "batches": batches}
+
+
+def _with_map(body: bytes) -> dict[str, Any]:
+    size, count = struct.unpack_from("<II", body)
+    fields = msgpack.unpackb(body[8 : 8 + size])
+    return {"map": fields, "messages": _messages(body, 8 + size, count)}
+
+
+def _empty(body: bytes) -> dict[str, Any]:
+    assert body == b""
+    return {}
+
+
+_BINARY: dict[int, Callable[[bytes], dict[str, Any]]] = {
+    **dict.fromkeys((0x05, 0x06, 0x09), _empty),
+    0x10: _published,
+    0x11: _confirmed,
+    0x22: _delivered,
+    0x23: _batch,
+    0x24: _credited,
+    **dict.fromkeys((0x25, 0x26), _settled),
+    0x31: _fetched,
+    **dict.fromkeys((0x50, 0x55), _with_map),
+}
+
+
+def binary_fields(kind: int, body: bytes) -> dict[str, Any]:
+    """What the body of a frame says that is no msgpack."""
+    return _BINARY[kind](body)
+
+
 def _with_bytes(value: Any) -> Any:
     """Bytes are written as an object with their hexadecimal digits."""
     if isinstance(value, list):
@@ -111,16 +249,33 @@ def error_codes() -> dict[int, str]:
 
 
 def frame_types() -> dict[str, int]:
-    """Name and number of every frame type in the table, the reserved ones included."""
+    """Name and number of every frame type in the table."""
+    return {name: number for name, number, _ in _frame_rows()}
+
+
+def directions() -> set[tuple[int, str]]:
+    """Which side sends frames of which type."""
+    found: set[tuple[int, str]] = set()
+    for _, number, senders in _frame_rows():
+        found |= {(number, sender) for sender in ("client", "broker") if sender in senders}
+    return found
+
+
+def _frame_rows() -> list[tuple[str, int, tuple[str, ...]]]:
+    """Name, number and senders of every frame type in the table."""
     text = (DOCUMENTS / "native-protocol.md").read_text()
-    found: dict[str, int] = {}
-    rows = re.findall(r"^\| (0x[0-9a-fx, to]+) \| ([A-Z_, ]+) \|", text, re.MULTILINE)
-    for numbers, names in rows:
+    found: list[tuple[str, int, tuple[str, ...]]] = []
+    rows = re.findall(r"^\| (0x[0-9a-fx, to]+) \| ([A-Z_, ]+) \| ([a-z, ]+) \|", text, re.MULTILINE)
+    for numbers, names, senders in rows:
         values: list[int] = []
         for part in numbers.split(", "):
             first, _, last = part.partition(" to ")
             values += range(int(first, 16), int(last or first, 16) + 1)
-        found |= dict(zip(names.split(", "), values, strict=True))
+        sides = senders.replace("both", "client broker").replace(", ", "|").split("|")
+        for at, (name, value) in enumerate(zip(names.split(", "), values, strict=True)):
+            # One for all of a row, or one for each.
+            side = sides[at] if len(sides) > 1 else sides[0]
+            found.append((name, value, tuple(side.split())))
     return found
 
 
