@@ -340,6 +340,26 @@ def test_a_new_user_gets_no_session_of_whom_others_know_by_its_name(tmp_path: Pa
     assert [first for first, _ in watcher.take()] == [0x20]
 
 
+def test_queues_of_whom_others_know_by_its_name_do_not_count_for_a_new_user(tmp_path: Path) -> None:
+    server, token = with_tokens(tmp_path)
+    client = native.Client(server).greet()
+    client.send(frames.AUTH, 2, {"username": "ann", "password": token})
+    client.send(frames.DECLARE, 5, {"kind": "queue", "name": "q"})
+    server.sync()
+
+    def counted() -> tuple[int, int]:
+        account = server.broker.quotas.account(USER, "ann")
+        return account.used[QUEUES], server.broker.vhosts["/"].account.used[QUEUES]
+
+    assert counted() == (1, 1)
+    server.add("ann")
+    assert counted() == (0, 1)
+    server.sync()
+    server = server.crash()
+    assert counted() == (0, 1)
+    assert "q" in server.broker.vhosts["/"].queues
+
+
 def test_a_client_without_a_session_that_is_kept_stays_when_a_user_of_its_name_is_made(
     tmp_path: Path,
 ) -> None:

@@ -396,8 +396,11 @@ async def test_output_of_a_turn_is_one_frame(echo: EchoAdapter) -> None:
 async def test_rfc_6455_5_5_3_ping_is_answered_between_fragments(echo: EchoAdapter) -> None:
     async with opened(echo) as (_, socket):
         socket.send(masked(b"a", fin=False) + masked(b"?", opcode=9) + masked(b"b", opcode=0))
-        found = {await socket.frame(), await socket.frame()}
-        assert found == {(0x8A, b"?"), (0x82, b"ab")}
+        found = {0x8A: b"", 0x82: b""}
+        # What is taken in two turns is two messages.
+        while found != {0x8A: b"?", 0x82: b"ab"}:
+            first, payload = await socket.frame()
+            found[first] += payload
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.events import Events
-from trivium.common.quotas import VHOST
+from trivium.common.quotas import QUEUES, USER, VHOST
 from trivium.common.timers import Timed
 from trivium.config import Config, HttpAuthConfig, JwtConfig
 from trivium.errors import ConfigError
@@ -19,6 +19,7 @@ from trivium.host import Host
 from trivium.idempotence.deduplication import REQUEST
 from trivium.listen import ControlListener
 from trivium.runtime.grants import configure_permissions, configure_quotas
+from trivium.runtime.user_deletion import disown_queues
 from trivium.security.api_keys import API_KEY, ApiKeys
 from trivium.security.attempts import Login, Method
 from trivium.security.authenticator import Authenticator
@@ -376,8 +377,12 @@ class Logins(Timed):
         kept for whom others know by it."""
         for adapter in self._broker.adapters.values():
             adapter.user_added(name)
+        has_queues = self._broker.quotas.account(USER, name).used[QUEUES] > 0
         for vhost in self._broker.vhosts.values():
             vhost.deduplication.drop(REQUEST, name)
+            if has_queues:
+                for _ in disown_queues(self._broker, vhost, name):
+                    pass
         self._broker.authentication.granted.forget_user(name)
         self.limits.forget(name)
 

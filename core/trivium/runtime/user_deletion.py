@@ -61,19 +61,10 @@ class UserDeletion(Timed):
         for vhost in list(self._broker.vhosts.values()):
             vhost.deduplication.drop(REQUEST, self._name)
             yield 1
+            yield from disown_queues(self._broker, vhost, self._name)
             yield from self._disown(vhost)
 
     def _disown(self, vhost: VirtualHost) -> Iterator[int]:
-        """Its queues stay and are nobody's, so they do not count for the next of its name."""
-        account = self._broker.quotas.account(USER, self._name)
-        for queue in [queue for queue in vhost.queues.values() if queue.user is account]:
-            if queue.is_deleted:
-                continue
-            vhost.count_queue(queue, -1)
-            queue.user = None
-            vhost.count_queue(queue, 1)
-            vhost.rows.put_queue(queue)
-            yield 1
         for item in declared(vhost):
             if item is not None:
                 self._take_over(vhost, item)
@@ -93,6 +84,20 @@ class UserDeletion(Timed):
         rest = declarers.joint(left, vhost.name) if left else declarers.nobody
         is_lost = is_in_force(item) and not would_be_in_force(item, rest)
         give(vhost, item, None if is_lost else rest)
+
+
+def disown_queues(broker: Broker, vhost: VirtualHost, name: str) -> Iterator[int]:
+    """The queues of a user stay and are nobody's, so they do not count for the next of its name; 1
+    for each."""
+    account = broker.quotas.account(USER, name)
+    for queue in [queue for queue in vhost.queues.values() if queue.user is account]:
+        if queue.is_deleted:
+            continue
+        vhost.count_queue(queue, -1)
+        queue.user = None
+        vhost.count_queue(queue, 1)
+        vhost.rows.put_queue(queue)
+        yield 1
 
 
 class FormerUsers(Timed):
