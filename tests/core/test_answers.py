@@ -183,6 +183,31 @@ async def test_a_large_body_is_read_whole_and_one_that_is_too_large_refused() ->
             assert (await ask(url + "x", "POST", data=body_of, headers=headers))[0] == 400
 
 
+async def test_a_body_that_says_that_it_is_too_large_is_refused_before_it_comes() -> None:
+    async with serve(lambda _: ApiAnswer(200)) as (api, url):
+        host, port = url.split("/")[2].split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        head = GET.replace("GET", "POST").removesuffix("\r\n")
+        writer.write(f"{head}Content-Length: 10000001\r\n\r\n".encode())
+        assert (await asyncio.wait_for(reader.readline(), 20)).startswith(b"HTTP/1.1 413 ")
+        writer.close()
+        assert api.requests == []
+
+
+@pytest.mark.parametrize(("more", "status"), [(0, 200), (1, 413)])
+async def test_a_body_without_a_length_is_refused_once_it_is_too_large(
+    more: int, status: int
+) -> None:
+    async def parts() -> AsyncIterator[bytes]:
+        yield b'"' + b"x" * (10_000_000 - 2 + more)
+        yield b'"'
+
+    async with serve(lambda _: ApiAnswer(200)) as (api, url):
+        headers = {"Content-Type": "application/json"}
+        assert (await ask(url + "x", "POST", data=parts(), headers=headers))[0] == status
+        assert len(api.requests) == (status == 200)
+
+
 @pytest.mark.parametrize(
     ("headers", "status"),
     [

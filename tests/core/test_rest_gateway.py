@@ -275,6 +275,22 @@ async def test_leases_are_the_users_alone_and_bounded(
         assert queue.unsettled == 2
 
 
+async def test_leases_are_bounded_by_their_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trivium.management.leases.MAX_LEASED_BYTES", 10)
+    async with serve(tmp_path) as site:
+        site.broker.vhost("/").declare_queue("q", durable=True)
+        await publish(site, *({"key": "q", "payload": "x" * size} for size in (9, 1, 1)))
+        leases = [message["lease"] for message in await lend(site)]
+        # One byte is left, so there is room for a message, whatever its size; then there is none.
+        leases += [message["lease"] for message in await lend(site)]
+        status, found = await site.ask("POST", LEASES, json={})
+        assert (status, found["type"]) == (429, "urn:trivium:problem:too-many-requests")
+        assert await settle(site, leases[1:]) == (200, {"settled": 1, "gone": []})
+        assert len(await lend(site)) == 1, "what is settled takes no room"
+
+
 async def test_a_later_user_has_no_leases_and_keys_of_a_deleted_one(tmp_path: Path) -> None:
     grants = {"configure": ".*", "write": ".*", "read": ".*"}
 
