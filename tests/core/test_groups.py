@@ -95,6 +95,7 @@ def test_what_is_kept_with_an_offset_lasts_until_the_next_commit(stream: Stream)
     assert metadata_of(Groups(table), "g", stream) == ["", "other", ""]
 
 
+@pytest.mark.pure
 def test_what_is_kept_with_an_offset_is_bounded(
     stream: Stream, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -114,6 +115,7 @@ def test_what_is_kept_with_an_offset_is_bounded(
     groups.commit("h", stream, [(0, 1)], {0: "x" * 100})
 
 
+@pytest.mark.pure
 def test_groups_and_offsets_are_bounded(stream: Stream, monkeypatch: pytest.MonkeyPatch) -> None:
     groups = Groups(MemoryTable())
     monkeypatch.setattr(offsets, "MAX_GROUPS", 2)
