@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 from struct import pack_into
 from types import TracebackType
@@ -168,6 +169,21 @@ def test_damaged_batch_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     stored = Stored(batch(7, 3), (base, RecordBatch(bytes(data), verify=False)))
     with pytest.raises(TriviumSparkError, match="s/0 at offset 10: "):
         read(monkeypatch, stored, 8, 12)
+
+
+def test_what_is_imported_is_kept_out_of_the_collections_of_a_worker(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reader.spare_collections.cache_clear()
+    gc.unfreeze()
+    try:
+        read(monkeypatch, STORED, 10, 12)
+        frozen = gc.get_freeze_count()
+        assert frozen > len(gc.get_objects()) // 2
+        read(monkeypatch, STORED, 12, 14)
+        assert gc.get_freeze_count() <= frozen
+    finally:
+        gc.unfreeze()
 
 
 def test_what_goes_to_executors_can_be_pickled() -> None:
