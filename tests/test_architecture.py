@@ -309,6 +309,7 @@ def test_the_document_has_the_folders_in_their_order(package: str) -> None:
 SPARK_USES = {
     "trivium.messages.delivery",
     "trivium.messages.message",
+    "trivium.messages.neutral",
     "trivium.common.client_tls",
     "trivium.common.secrets",
     "trivium.streams.records",

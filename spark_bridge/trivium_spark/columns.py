@@ -16,7 +16,6 @@ import pyarrow.compute as pc
 from pyspark.sql.types import StructType
 
 from trivium.messages.delivery import DELIVERY_MODES
-from trivium.messages.topics import topic_of
 from trivium.streams.records import (
     CONSTANT,
     CONTENT_TYPE,
@@ -32,14 +31,17 @@ from trivium.streams.records import (
     PROTOCOL,
     RETAIN,
     ROUTING_KEY,
+    SOURCE_HEADER,
     TIMESTAMP,
     Column,
     RecordBatch,
 )
 from trivium_spark.errors import OptionError
+from trivium_spark.publisher import PROPERTY_COLUMNS, PublisherProperties, topic_text
 
 _HEADER: Final = pa.struct([pa.field("key", pa.string()), pa.field("value", pa.binary())])
 _HEADER_LIST: Final = pa.list_(pa.field("element", _HEADER))
+_TEXT_MAP: Final = pa.map_(pa.string(), pa.string())
 
 #: name, Spark type and Arrow type of all columns of a read, in order
 COLUMNS: Final = (
@@ -66,6 +68,8 @@ MORE_COLUMNS: Final = (
     ("priority", "int", pa.int32()),
     ("expiration", "bigint", pa.int64()),
     ("retain", "boolean", pa.bool_()),
+    ("user_properties", "map<string,string>", _TEXT_MAP),
+    *PROPERTY_COLUMNS,
 )
 
 #: delivery modes by their numbers; there is none of the last one
@@ -138,6 +142,7 @@ class _JoinedBatches:
         self._batches = [batch for _, batch in batches]
         self._counts = [batch.count for batch in self._batches]
         self._data = [memoryview(batch.data) for batch in self._batches]
+        self._properties: PublisherProperties | None = None
         #: number of records
         self.count = sum(self._counts)
 
@@ -185,10 +190,18 @@ class _JoinedBatches:
             expires = self._fixed(EXPIRES, pa.int64(), 8)
             left = pc.subtract(expires, self._fixed(TIMESTAMP, pa.int64(), 8))
             return pc.if_else(pc.equal(expires, 0), pa.scalar(None, pa.int64()), left)
-        flags = self._fixed(FLAGS, pa.uint8(), 1)
-        if name == "retain":
-            return pc.not_equal(pc.bit_wise_and(flags, pa.scalar(RETAIN, pa.uint8())), 0)
-        return _MODES.take(pc.bit_wise_and(flags, pa.scalar(MODE_MASK, pa.uint8())))
+        if name == "user_properties":
+            return _text_map(self._headers())
+        if name in ("retain", "delivery_mode"):
+            flags = self._fixed(FLAGS, pa.uint8(), 1)
+            if name == "retain":
+                return pc.not_equal(pc.bit_wise_and(flags, pa.scalar(RETAIN, pa.uint8())), 0)
+            return _MODES.take(pc.bit_wise_and(flags, pa.scalar(MODE_MASK, pa.uint8())))
+        if self._properties is None:
+            protocols = self._fixed(PROTOCOL, pa.uint8(), 1)
+            headers = self._binary(SOURCE_HEADER, is_nullable=False)
+            self._properties = PublisherProperties(protocols, headers)
+        return self._properties.column(name)
 
     def _slice(self, index: int, start: int, size: int) -> memoryview:
         return self._data[index][start : start + size]
@@ -365,13 +378,19 @@ class _Validity:
         return pa.py_buffer(numpy.packbits(numpy.concatenate(bits), bitorder="little"))
 
 
-def topic_text(key: bytes) -> str:
-    """The ``topic`` of a routing key: its MQTT form, or the key itself where it has none.
-
-    Only an empty key and one that is not UTF-8 have none; bytes that are not UTF-8 become U+FFFD.
-    """
-    topic = topic_of(key)
-    return (key if topic is None else topic).decode("utf-8", "replace")
+def _text_map(headers: pa.Array) -> pa.Array:
+    """Headers as maps to texts; of those of one name the last counts."""
+    counts = pc.fill_null(pc.list_value_length(headers), 0).to_numpy(zero_copy_only=False)
+    names, values = headers.flatten().flatten()
+    kinds = names.dictionary_encode()
+    rows = numpy.repeat(numpy.arange(len(headers)), counts)
+    places = rows * max(len(kinds.dictionary), 1) + kinds.indices.to_numpy(zero_copy_only=False)
+    _, from_the_end = numpy.unique(places[::-1], return_index=True)
+    kept = numpy.sort(len(places) - 1 - from_the_end)
+    offsets = numpy.zeros(len(headers) + 1, "<i4")
+    numpy.cumsum(numpy.bincount(rows[kept], minlength=len(headers)), out=offsets[1:])
+    taken = pa.array(kept)
+    return pa.MapArray.from_arrays(offsets, names.take(taken), _to_text(values.take(taken)))
 
 
 def _to_text(values: Any) -> Any:

@@ -156,6 +156,10 @@ class ReconnectingConnection:
             if pattern is None or pattern.fullmatch(stream.name)
         }
 
+    def partitions(self, stream: str) -> int:
+        """How many partitions a stream has. Raises OptionError when there is no such stream."""
+        return len(self.snapshot(Selection((stream,)))[stream].partitions)
+
     def located(self, position: Position, group: str | None, snapshot: Snapshot) -> Position:
         """The same position without times, and without what is up to a group.
 

@@ -7,7 +7,7 @@ docs/native-protocol.md has the form.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import numpy
@@ -38,12 +38,16 @@ from trivium_native.wire.properties import (
     MAX_EXPIRATION,
     MAX_HEADERS,
     MAX_KEY_BYTES,
+    MAX_PARTITION,
     MESSAGE_ID,
+    PARTITION,
     REPLY_TO,
+    REPLY_TO_TOPIC,
+    TIMESTAMP,
     TYPE,
 )
 from trivium_spark.errors import OptionError
-from trivium_spark.options import WriteOptions
+from trivium_spark.options import WriteOptions, format_partition
 
 #: Messages and bytes of one request. The broker publishes a request in one turn, in which it does
 #: little else.
@@ -70,13 +74,17 @@ WRITTEN: Final = {
     "topic": _TEXT,
     "routing_key": _BYTES,
     "exchange": _TEXT,
+    "partition": ("int",),
     "headers": _PAIRS,
+    "user_properties": ("map<string,string>",),
     "content_type": _TEXT,
     "content_encoding": _TEXT,
     "correlation_id": _BYTES,
     "reply_to": _TEXT,
+    "reply_to_topic": _TEXT,
     "expiration": _INTEGER,
     "message_id": _TEXT,
+    "publisher_timestamp": ("timestamp",),
     "type": _TEXT,
     "app_id": _TEXT,
     "delivery_mode": _TEXT,
@@ -85,7 +93,7 @@ WRITTEN: Final = {
 }
 
 #: columns that a read has and a write has no use for, so that what was read can be written as it is
-IGNORED: Final = frozenset({"partition", "offset", "timestamp", "stream", "protocol"})
+IGNORED: Final = frozenset({"offset", "timestamp", "stream", "protocol", "user_id"})
 
 #: Columns that say where a message goes: they mean something to an exchange only.
 _ADDRESS: Final = ("topic", "routing_key", "exchange")
@@ -101,6 +109,14 @@ _VARIABLE: Final = (
     ("app_id", APP_ID, True),
     ("key", KEY, False),
 )
+
+#: Properties that are numbers: column, number, the largest.
+_NUMBERS: Final = (
+    ("expiration", EXPIRATION, MAX_EXPIRATION),
+    ("publisher_timestamp", TIMESTAMP, (1 << 63) - 1),
+    ("partition", PARTITION, MAX_PARTITION),
+)
+_SECOND: Final = 1_000_000
 
 _HEAD: Final = numpy.dtype(
     [
@@ -141,6 +157,7 @@ class RowFramer:
         self._topic = options.topic
         #: the queue or stream that all rows go to
         self._direct = options.stream if options.queue is None else options.queue
+        self._stream = options.stream
         self._names = _names_of(schema)
         if "value" not in self._names:
             raise OptionError("the sink needs a column value")
@@ -155,15 +172,26 @@ class RowFramer:
             raise OptionError(
                 "the sink needs a column topic or routing_key, or option topic, stream or queue"
             )
-        if {"topic", "routing_key"} <= self._names:
-            raise OptionError("columns topic and routing_key exclude each other")
 
-    def requests(self, batches: Iterator[pa.RecordBatch]) -> Iterator[FramedMessages]:
+    def requests(
+        self, batches: Iterator[pa.RecordBatch], partitions: Callable[[str], int]
+    ) -> Iterator[FramedMessages]:
         """The rows as framed messages, in requests of a moderate size.
 
-        Raises OptionError for a row that cannot be a message.
+        ``partitions`` says how many a stream has; it is asked where rows name some. Raises
+        OptionError for a row that cannot be a message.
         """
+        count = 0
         for batch in batches:
+            if self._stream is not None and "partition" in self._names and batch.num_rows:
+                count = count or partitions(self._stream)
+                last = pc.max(batch.column("partition")).as_py()
+                if last is not None and last >= count:
+                    raise OptionError(
+                        f"there is no {format_partition((self._stream, last))}: stream"
+                        f" {self._stream!r} has {count} partitions. Without column partition the"
+                        " key chooses"
+                    )
             step = batch.num_rows
             if batch.nbytes > _FRAMED_BYTES:
                 step = max(1, step * _FRAMED_BYTES // batch.nbytes)
@@ -199,8 +227,9 @@ class RowFramer:
             exchange = pc.fill_null(named, exchange)
         key = columns.get("routing_key")
         topics = columns.get("topic")
-        if topics is not None:
-            key = _keys(topics)
+        if topics is not None and (key is None or key.null_count):
+            found = _keys(topics)
+            key = found if key is None else pc.coalesce(key, found)
         default: Any = None
         if self._topic is not None:
             default = pa.scalar(key_of(self._topic.encode()), pa.binary())
@@ -325,12 +354,17 @@ class _Properties:
             values = columns.get(name)
             if values is not None and values.null_count < rows:
                 self._add(number, [_sized(values, is_text), values], values)
+        topics = columns.get("reply_to_topic")
+        if topics is not None and topics.null_count < rows:
+            keys = _keys(topics)
+            self._add(REPLY_TO_TOPIC, [_sized(keys, False), keys], keys)
         if "key" in columns:
             _sizes(columns["key"], MAX_KEY_BYTES, "key")
-        lifetime = columns.get("expiration")
-        if lifetime is not None and lifetime.null_count < rows:
-            self._add(EXPIRATION, [_lifetimes(lifetime)], lifetime)
-        headers = columns.get("headers")
+        for name, number, most in _NUMBERS:
+            values = columns.get(name)
+            if values is not None and values.null_count < rows:
+                self._add(number, [_numbers(values, most, name)], values)
+        headers = columns.get("headers", columns.get("user_properties"))
         if headers is not None:
             self._add_headers(headers)
 
@@ -403,11 +437,15 @@ def _sized(values: Any, is_text: bool) -> pa.Array:
     return _fixed(heads, values.is_valid())
 
 
-def _lifetimes(column: Any) -> pa.Array:
-    """Milliseconds as msgpack; null where one is null."""
+def _numbers(column: Any, most: int, name: str) -> pa.Array:
+    """Numbers, or times as seconds, as msgpack; null where one is null. Raises OptionError."""
+    if pa.types.is_timestamp(column.type):
+        column = pc.divide(
+            column.cast(pa.timestamp("us", column.type.tz)).cast(pa.int64()), _SECOND
+        )
     values = pc.fill_null(column, 0).to_numpy(zero_copy_only=False)
-    if not 0 <= values.min() <= values.max() <= MAX_EXPIRATION:
-        raise OptionError(f"a row's expiration is not from 0 to {MAX_EXPIRATION} milliseconds")
+    if not 0 <= values.min() <= values.max() <= most:
+        raise OptionError(f"a row's {name} is not from 0 to {most}")
     rows = numpy.empty((len(values), 9), "u1")
     rows[:, 0] = _UINT64
     rows[:, 1:] = values.astype(">u8").view("u1").reshape(-1, 8)

@@ -111,7 +111,8 @@ class RowPublisher:
     def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
         """Publish all rows; returns when the broker has acknowledged the last of them."""
         with self._connection() as connection:
-            return Published(connection.publish(self._framer.requests(batches)))
+            requests = self._framer.requests(batches, connection.partitions)
+            return Published(connection.publish(requests))
 
     def stage(self, batches: Iterator[pa.RecordBatch], place: Place) -> Staged | Published:
         """Stage all rows as a part of this attempt's own.
@@ -122,7 +123,7 @@ class RowPublisher:
         name = f"{place.partition}/{secrets.token_hex(8)}"
         producer = place.producer
         with self._connection() as connection:
-            requests = self._framer.requests(batches)
+            requests = self._framer.requests(batches, connection.partitions)
             count = connection.stage(producer, place.number, name, requests)
         if count is None:
             return Staged(producer, place.number, None)

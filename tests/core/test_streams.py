@@ -232,6 +232,19 @@ def test_the_partition_of_a_key_is_crc_32_modulo(key: bytes, codec: KeyCodec) ->
         assert partition_index(stream, keyed(key)) == crc32(key) % 7
 
 
+class _Naming(KeyCodec):
+    def decode(self, header: bytes) -> Properties:
+        return Properties(key=b"k", partition=int(header))
+
+
+@pytest.mark.parametrize(("named", "found"), [(0, 0), (2, 2), (3, 0), (65_535, 0), (7, 1)])
+def test_a_partition_that_is_named_goes_before_the_key(named: int, found: int) -> None:
+    register_codec(PROTOCOL, _Naming())
+    stream = open_vhost().declare_stream("s", 3)
+    assert partition_index(stream, keyed(b"%d" % named)) == found
+    assert partition_index(open_vhost().declare_stream("s", 1), keyed(b"%d" % named)) == 0
+
+
 def test_crc_32_has_the_documented_check_value() -> None:
     # "check" of CRC-32/ISO-HDLC: what any other implementation gives for these nine bytes.
     assert partition_of(b"123456789", 1 << 32) == 0xCBF43926

@@ -3,7 +3,7 @@
 import datetime
 from collections.abc import Sequence
 from itertools import pairwise
-from struct import pack_into
+from struct import pack, pack_into
 from zlib import crc32
 
 import pyarrow as pa
@@ -13,7 +13,16 @@ from hypothesis import strategies as st
 from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
-from trivium.messages.message import Address, Message
+from trivium.messages.message import (
+    PROTOCOL_AMQP,
+    PROTOCOL_MQTT,
+    PROTOCOL_NATIVE,
+    PROTOCOL_NEUTRAL,
+    Address,
+    Message,
+    Properties,
+)
+from trivium.messages.neutral import encode_neutral
 from trivium.streams.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 from trivium.streams.records import (
     KEY,
@@ -22,8 +31,10 @@ from trivium.streams.records import (
     RecordBatch,
     encode_batch,
 )
-from trivium_spark.columns import COLUMNS, MORE_COLUMNS, BatchConverter, arrow_schema, topic_text
+from trivium_native.wire.properties import encode_properties
+from trivium_spark.columns import COLUMNS, MORE_COLUMNS, BatchConverter, arrow_schema
 from trivium_spark.errors import OptionError
+from trivium_spark.publisher import PROPERTY_COLUMNS, topic_text
 
 ALL = pa.schema([pa.field(name, kind) for name, _, kind in COLUMNS])
 NOON = 1_700_000_000_123
@@ -100,7 +111,7 @@ def test_all_columns_of_one_record() -> None:
     ]
 
 
-MORE = pa.schema([pa.field(name, kind) for name, _, kind in MORE_COLUMNS])
+MORE = pa.schema([pa.field(name, kind) for name, _, kind in MORE_COLUMNS[:6]])
 
 
 @pytest.mark.parametrize("cuts", [(), (1, 2, 3)])
@@ -118,6 +129,63 @@ def test_more_columns_are_there_for_who_asks(cuts: tuple[int, ...]) -> None:
         ("ü", b"\xff", "exactly-once", 255, None, True),
         ("ü", b"", "exactly-once", 255, 0, True),
     ]
+
+
+SAID = Properties(
+    content_encoding="gzip",
+    correlation_id=b"\x00c",
+    reply_to="q",
+    reply_to_topic=b"a.b",
+    message_id="m",
+    timestamp=1_700_000_000,
+    type_="t",
+    user_id="u",
+    app_id="app",
+)
+PUBLISHER = pa.schema([pa.field(name, kind) for name, _, kind in PROPERTY_COLUMNS])
+
+
+@pytest.mark.parametrize("cuts", [(), (1, 2, 3, 4)])
+def test_what_publishers_said_is_there_whatever_their_protocol(cuts: tuple[int, ...]) -> None:
+    # MQTT-3.3.2.3.6 and MQTT-3.3.2.3.5; AMQP 0-9-1, 4.2.6.1
+    mqtt = b"\x09\x00\x02\x00c" + b"\x08\x00\x03a/b"
+    texts = [b"gzip", b"c", b"q", b"m"], [b"t", b"u", b"app"]
+    before, after = (b"".join(bytes((len(text),)) + text for text in part) for part in texts)
+    amqp = b"\x46\xf8" + before + pack(">q", 1_700_000_000) + after
+    messages = [
+        Message(0, Address("", b"s"), b"", b"", 1, True, NOON),
+        Message(PROTOCOL_NATIVE, Address("", b"s"), encode_properties(SAID), b"", 1, True, NOON),
+        Message(PROTOCOL_MQTT, Address("", b"s"), mqtt, b"", 1, True, NOON),
+        Message(PROTOCOL_NEUTRAL, Address("", b"s"), encode_neutral(SAID), b"", 1, True, NOON),
+        Message(PROTOCOL_AMQP, Address("", b"s"), amqp, b"", 1, True, NOON),
+    ]
+    at = datetime.datetime.fromtimestamp(1_700_000_000, datetime.UTC)
+    everything = ("gzip", b"\x00c", "q", "a/b", "m", at, "t", "u", "app")
+    shown = [described()] * len(messages)
+    rows = [tuple(row.values()) for row in convert(messages, shown, schema=PUBLISHER, cuts=cuts)]
+    assert rows == [
+        (None,) * 9,
+        everything,
+        (None, b"\x00c", None, "a/b", *(None,) * 5),
+        everything,
+        ("gzip", b"c", "q", None, "m", at, "t", "u", "app"),
+    ]
+
+
+def test_user_properties_are_headers_by_name() -> None:
+    shown = [
+        described(None, None, (b"a", b"1"), (b"b", b"2"), (b"a", b"3")),
+        described(),
+        described(None, None, (b"a", b"\xff")),
+    ]
+    schema = pa.schema([pa.field("user_properties", pa.map_(pa.string(), pa.string()))])
+    for rows in (convert([message()] * 3, shown, schema=schema, cuts=(1,)),):
+        assert [row["user_properties"] for row in rows] == [
+            [("b", "2"), ("a", "3")],
+            [],
+            [("a", "\N{REPLACEMENT CHARACTER}")],
+        ]
+    assert convert([message()], schema=schema) == [{"user_properties": []}]
 
 
 def test_more_columns_have_their_types() -> None:

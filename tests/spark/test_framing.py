@@ -33,6 +33,9 @@ ARROW = {
     "content_encoding": pa.string(),
     "correlation_id": pa.binary(),
     "reply_to": pa.string(),
+    "reply_to_topic": pa.string(),
+    "partition": pa.int32(),
+    "publisher_timestamp": pa.timestamp("us", "UTC"),
     "expiration": pa.int64(),
     "message_id": pa.string(),
     "type": pa.string(),
@@ -55,7 +58,7 @@ def messages(*batches: pa.RecordBatch, **given: str) -> list[FramedMessage]:
     """What the rows became, request by request."""
     framer = RowFramer(options(**given), schema_of(batches[0]))
     found: list[FramedMessage] = []
-    for request in framer.requests(iter(batches)):
+    for request in framer.requests(iter(batches), lambda _: 4):
         data, at = bytes(request.data), 0
         for _ in range(request.count):
             message, at = decode_message(data, at)
@@ -71,6 +74,7 @@ def batch(**columns: list[Any]) -> pa.RecordBatch:
 FIELDS = (
     *("content_type", "content_encoding", "correlation_id", "reply_to", "expiration"),
     *("message_id", "type_", "app_id", "key", "headers"),
+    *("reply_to_topic", "partition", "timestamp"),
 )
 
 
@@ -100,6 +104,9 @@ ROWS = st.fixed_dictionaries(
         "content_encoding": st.none() | texts(20),
         "correlation_id": st.none() | st.binary(max_size=20),
         "reply_to": st.none() | texts(20),
+        "reply_to_topic": st.none() | texts(20),
+        "partition": st.none() | st.integers(0, 65_535),
+        "publisher_timestamp": st.none() | st.integers(0, 1 << 40),
         "expiration": st.none() | st.integers(0, 1 << 53),
         "message_id": st.none() | texts(20),
         "type": st.none() | texts(20),
@@ -114,6 +121,7 @@ ROWS = st.fixed_dictionaries(
 
 def publication(row: dict[str, Any]) -> Publication:
     """The same row by the client."""
+    topic, seconds = row["reply_to_topic"], row["publisher_timestamp"]
     modes = {None: 1, "at-most-once": 0, "at-least-once": 1, "exactly-once": 2}
     properties = Properties(
         key=row["key"],
@@ -126,6 +134,9 @@ def publication(row: dict[str, Any]) -> Publication:
         message_id=row["message_id"],
         type_=row["type"],
         app_id=row["app_id"],
+        partition=row["partition"],
+        reply_to_topic=None if topic is None else key_of(topic.encode()),
+        timestamp=None if seconds is None else seconds // 1_000_000,
     )
     return Publication(
         payload=row["value"],
@@ -158,7 +169,7 @@ def test_requests_stay_small(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes = [100] * 12 + [3000] + [400] * 6
     framer = RowFramer(options(stream="s"), StructType().add("value", "binary"))
     rows = batch(value=[bytes(size) for size in sizes])
-    requests = list(framer.requests(iter([rows])))
+    requests = list(framer.requests(iter([rows]), lambda _: 4))
     assert [request.count for request in requests] == [5, 5, 2, 1, 2, 2, 2]
     assert sum(request.count for request in requests) == len(sizes)
 
@@ -183,6 +194,27 @@ def test_an_exchange_is_published_to_by_routing_key() -> None:
     assert [(each.exchange, each.key) for each in found] == [(b"e", b"a.b/c"), (b"e", b"d.e")]
 
 
+def test_routing_keys_go_before_topics() -> None:
+    rows = pa.record_batch({"value": ["x", "y"], "routing_key": ["k", None], "topic": ["t", "d/e"]})
+    assert [each.key for each in messages(rows)] == [b"k", b"d.e"]
+
+
+def test_a_partition_that_the_stream_does_not_have_is_named() -> None:
+    with pytest.raises(OptionError, match="there is no s/4: stream 's' has 4 partitions"):
+        messages(batch(value=[b"x", b"y"], partition=[None, 4]), stream="s")
+    assert len(messages(batch(value=[b"x", b"y"], partition=[None, 3]), stream="s")) == 2
+
+
+def test_user_properties_are_headers_where_there_are_no_others() -> None:
+    kind = pa.map_(pa.string(), pa.string())
+    columns = {"value": ["x"], "user_properties": pa.array([[("a", "1")]], kind)}
+    (message,) = messages(pa.record_batch(columns), queue="q")
+    assert decode_properties(message.properties).headers == [("a", "1")]
+    headers = pa.array([[{"key": "b", "value": b"2"}]], _PAIRS)
+    (message,) = messages(pa.record_batch(columns | {"headers": headers}), queue="q")
+    assert decode_properties(message.properties).headers == [("b", b"2")]
+
+
 def test_headers_are_a_map_too() -> None:
     kind = pa.map_(pa.string(), pa.string())
     headers = pa.array([[("a", "1"), ("ä", None)], None, [], [("b", "x" * 40)]], kind)
@@ -205,6 +237,12 @@ def test_headers_are_a_map_too() -> None:
         ({"value": [b""], "key": [b"x" * 65_536]}, "key is longer"),
         ({"value": [b""], "priority": [256]}, "priority is not from 0 to 255"),
         ({"value": [b""], "priority": [-1]}, "priority is not from 0 to 255"),
+        ({"value": [b""], "partition": [-1]}, "partition is not from 0"),
+        ({"value": [b""], "partition": [65_536]}, "partition is not from 0"),
+        (
+            {"value": [b""], "publisher_timestamp": [-1_000_000]},
+            "timestamp is not from 0",
+        ),
         ({"value": [b""], "expiration": [-1]}, "expiration is not from 0"),
         ({"value": [b""], "expiration": [(1 << 53) + 1]}, "expiration is not from 0"),
         ({"value": [b""], "delivery_mode": ["sometimes"]}, "delivery_mode is not one of"),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.errors import StreamingQueryException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Row, SparkSession
 
 from interop.brokers import TriviumProcess
+from trivium.messages.message import Properties
 from trivium_native.sync import SyncClient, connect
 from trivium_native.values import Publication, Record
 from trivium_native.wire.properties import decode_properties
 from trivium_spark import write_batch
+from trivium_spark.columns import COLUMNS, MORE_COLUMNS
 from trivium_spark.errors import OptionError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -87,6 +90,66 @@ def test_rows_to_a_queue_have_all_their_properties(
     assert (properties.content_type, properties.content_encoding) == ("text/plain", "utf-8")
     assert (properties.correlation_id, properties.reply_to) == (b"c", "r")
     assert (properties.message_id, properties.type_, properties.app_id) == ("m", "t", "app")
+
+
+@pytest.fixture
+def copied(tmp_path: Path) -> Iterator[TriviumProcess]:
+    (tmp_path / "copied").mkdir()
+    process = TriviumProcess(tmp_path / "copied", protocols=("native",))
+    process.start()
+    yield process
+    process.kill()
+
+
+def test_a_full_read_round_trips(
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient, copied: TriviumProcess
+) -> None:
+    with connect(copied.url) as copy:
+        for each in (client, copy):
+            each.declare_stream("s", 3)
+            each.bind_stream("s", "amq.topic", "#")
+        said = Properties(
+            key=b"k",
+            headers=[("a", "1"), ("a", "2")],
+            content_type="text/plain",
+            content_encoding="gzip",
+            correlation_id=b"\xff",
+            reply_to="q",
+            reply_to_topic=b"r.t",
+            expiration=3_600_000,
+            message_id="m",
+            timestamp=1_700_000_000,
+            type_="t",
+            app_id="app",
+        )
+        client.publish(
+            [
+                Publication(
+                    payload=b"1", routing_key="a.b", properties=said, priority=7, retain=True
+                ),
+                Publication(payload=b"2", routing_key="a.b", mode=0),
+                Publication(payload=b"3", routing_key="a.b", properties=Properties(partition=4)),
+            ]
+        )
+    columns = ", ".join(f"{name} {kind}" for name, kind, _ in COLUMNS + MORE_COLUMNS)
+
+    def whole(url: str) -> DataFrame:
+        reader = spark.read.format("trivium").schema(columns)
+        return reader.options(url=url, stream="s").load()
+
+    read = whole(broker.url)
+    # A transaction has messages delivered exactly once, whatever they were.
+    given = {"url": copied.url, "exactlyOnce": "false"}
+    read.write.format("trivium").mode("append").options(**given).save()
+    differ = ("offset", "timestamp", "expiration")
+
+    def rows(url: str) -> list[Row]:
+        return whole(url).drop(*differ).orderBy("value").collect()
+
+    assert rows(copied.url) == rows(broker.url)
+    assert [row.partition for row in rows(broker.url) if bytes(row.value) == b"3"] == [1]
+    lifetimes = whole(copied.url).orderBy("value").select("expiration").collect()
+    assert [row.expiration for row in lifetimes] == [3_600_000, None, None]
 
 
 def test_write_to_a_stream_that_there_is_not(spark: SparkSession, broker: TriviumProcess) -> None:

@@ -43,9 +43,9 @@ class MqttAdapter(Adapter):
         #: by the name of their virtual host
         self._sessions: dict[str, Sessions] = {}
         self._topics: SysTopics | None = None
+        register_codec(PROTOCOL_MQTT, MqttCodec())
 
     def start(self, broker: Broker) -> None:
-        register_codec(PROTOCOL_MQTT, MqttCodec())
         self._most = min(broker.config.limits.max_message_bytes, VARINT_MAX + 5)
         self._options = self._bounded(self._options)
         self._broker = broker

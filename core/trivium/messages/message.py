@@ -83,6 +83,7 @@ class Properties:
         key: bytes | None = None,
         delay: int | None = None,
         headers: list[tuple[str, HeaderValue]] | None = None,
+        partition: int | None = None,
     ) -> None:
         self.content_type = content_type
         self.content_encoding = content_encoding
@@ -102,6 +103,8 @@ class Properties:
         self.key = key
         #: milliseconds between its publishing and its routing
         self.delay = delay
+        #: the partition of a stream that it is for, whatever its key; counted modulo
+        self.partition = partition
         self.headers: list[tuple[str, HeaderValue]] = [] if headers is None else headers
 
     def header(self, name: str) -> HeaderValue:

@@ -62,11 +62,14 @@ class Described:
         content_type: bytes | None,
         names: list[bytes],
         values: list[bytes],
+        partition: int = -1,
     ) -> None:
         self.key = key
         self.content_type = content_type
         self.names = names
         self.values = values
+        #: the one that the publisher named, which no batch shows; -1 where it named none
+        self.partition = partition
 
 
 #: what a message without properties shows
@@ -93,6 +96,7 @@ def describe(properties: Properties) -> Described:
         None if content_type is None else content_type.encode("utf-8", "replace"),
         names,
         values,
+        -1 if properties.partition is None else properties.partition,
     )
 
 

@@ -8,6 +8,7 @@ that is told when it moves.
 
 The partition of a message, in this order:
 
+- as its publisher says (property ``partition``), modulo the number of partitions;
 - by its key, if it has one (property ``key``, or header ``x-key``);
 - round robin, another one in each turn, where the address says nothing: published through the
   default exchange (the routing key is then the stream's own name) or with an empty routing key;
@@ -395,6 +396,8 @@ class Stream(Destination):
         return storage.write_batch if storage.is_durable else ACCEPTED
 
     def _choose(self, message: Message, described: Described) -> int:
+        if described.partition >= 0:
+            return described.partition % len(self.partitions)
         key = described.key
         if key is None:
             address = message.address

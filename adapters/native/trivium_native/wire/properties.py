@@ -28,12 +28,14 @@ PAYLOAD_IS_TEXT: Final = 12
 KEY: Final = 13
 HEADERS: Final = 14
 DELAY: Final = 15
+PARTITION: Final = 16
 
 #: Most headers of a message, and the longest partitioning key.
 MAX_HEADERS: Final = 1024
 MAX_KEY_BYTES: Final = 65_535
 #: Longest lifetime in milliseconds: added to a time of arrival it still is a 64-bit integer.
 MAX_EXPIRATION: Final = 1 << 53
+MAX_PARTITION: Final = 65_535
 
 _TEXT: Final = "text"
 _BYTES: Final = "bytes"
@@ -56,6 +58,7 @@ _FIELDS: Final = (
     (PAYLOAD_IS_TEXT, "payload_is_text", _BOOLEAN),
     (KEY, "key", _BYTES),
     (DELAY, "delay", _NUMBER),
+    (PARTITION, "partition", _NUMBER),
 )
 _BY_NUMBER: Final[dict[int, tuple[str, str]]] = {
     number: (name, kind) for number, name, kind in _FIELDS
@@ -66,6 +69,7 @@ _MOST: Final[dict[int, int]] = {
     DELAY: MAX_DELAY,
     TIMESTAMP: (1 << 63) - 1,
     KEY: MAX_KEY_BYTES,
+    PARTITION: MAX_PARTITION,
 }
 
 
