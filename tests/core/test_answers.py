@@ -54,6 +54,9 @@ class Api:
     def go_on(self, request: ApiRequest, work: Callable[[], None]) -> None:
         work()
 
+    def left(self, request: ApiRequest) -> None:
+        pass
+
 
 @contextlib.asynccontextmanager
 async def serve(answer: Callable[[ApiRequest], ApiAnswer]) -> AsyncIterator[tuple[Api, str]]:

@@ -21,6 +21,7 @@ from tests.support.rest import DOCUMENT, USERS, authorization, filled, serve
 from trivium.config import HttpAuthConfig, JwtConfig
 from trivium.management.endpoints import CLIENTS
 from trivium.management.rest import ENDPOINTS
+from trivium.management.rest.document import document
 from trivium.management.rest.operations import Operation
 from trivium.messages.message import PROTOCOL_NONE, Address, Message
 from trivium.runtime.broker import Broker
@@ -47,6 +48,25 @@ def retain(broker: Broker, key: bytes, payload: bytes) -> None:
 
 def test_the_document_is_valid_openapi_3_1() -> None:
     OpenAPIV31SpecValidator(DOCUMENT).validate()
+
+
+async def test_the_document_is_made_once_and_each_of_its_parts_by_itself(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = len(DOCUMENT["paths"])
+    schemas = len(DOCUMENT["components"]["schemas"])
+    assert sum(1 for _ in document(ENDPOINTS)) == paths + schemas + 3
+    async with serve(tmp_path) as site:
+        url = f"http://{site.broker.listeners['http']}/api/v1/openapi.json"
+        async with site.client.get(url) as answer:
+            assert (answer.status, await answer.json(content_type=None)) == (200, DOCUMENT)
+            tag = answer.headers["ETag"]
+        monkeypatch.delattr("trivium.management.rest.general.document")
+        async with site.client.get(url) as answer:
+            assert (answer.status, await answer.json(content_type=None)) == (200, DOCUMENT)
+            assert answer.headers["Content-Length"] == str(len(await answer.read()))
+        async with site.client.get(url, headers={"If-None-Match": tag}) as answer:
+            assert answer.status == 304
 
 
 async def test_a_stream_is_declared_shown_listed_and_deleted(tmp_path: Path) -> None:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jwt
 import pytest
 
-from tests.support.rest import Site, filled, serve
+from tests.support.rest import Site, filled, serve, until
 from trivium.config import AuthConfig, JwtConfig
 from trivium.management.publishing import publish as publish_neutral
 from trivium.management.rest import ENDPOINTS, gateway
@@ -41,12 +40,6 @@ async def lend(site: Site, user: str = "root", **wanted: Any) -> list[dict[str, 
     assert status == 200, found
     messages: list[dict[str, Any]] = found["messages"]
     return messages
-
-
-async def until(is_so: Callable[[], bool]) -> None:
-    """Let the loop turn until something is so."""
-    while not is_so():  # noqa: ASYNC110
-        await asyncio.sleep(0)
 
 
 async def settle(site: Site, leases: list[str], outcome: str = "accept") -> Any:

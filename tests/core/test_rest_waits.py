@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -13,11 +14,12 @@ import pytest
 from yarl import URL
 
 from tests.support.core import message
-from tests.support.rest import Site, authorization, serve
+from tests.support.rest import Site, authorization, serve, until
 from trivium.config import JwtConfig
 from trivium.management.calls import Call
 from trivium.management.waits import Waits
 from trivium.observability.browsers import PAGE_HEADER
+from trivium.observability.http import HttpConnection
 
 SECRET = "s" * 32
 QUEUE = "vhosts/%2F/queues/q"
@@ -159,6 +161,91 @@ async def test_what_comes_in_the_same_moment_is_not_taken(
             ("x", False)
         ]
         assert len(queue.consumers) == 0
+
+
+async def request_and_leave(site: Site, road: str, waiting: Waiting, how: str) -> None:
+    """Ask for something that is to be waited for, and go while it waits, until it does not."""
+    method, path, body = ROADS[road]
+    host, _, port = site.broker.listeners["http"].rpartition(":")
+    text = json.dumps(body)
+    lines = [
+        f"{method} /api/v1/{path} HTTP/1.1",
+        f"Host: {host}:{port}",
+        *(f"{name}: {value}" for name, value in authorization("new").items()),
+        *(["Content-Type: application/json", f"Content-Length: {len(text)}"] if body else []),
+    ]
+    _, writer = await asyncio.open_connection(host, int(port))
+    writer.write("\r\n".join([*lines, "", text if body else ""]).encode())
+    waits = await waiting()
+    if how == "half-closed":
+        writer.write_eof()
+    elif how == "reset":
+        writer.transport.abort()
+    else:
+        writer.close()
+    async with asyncio.timeout(20):
+        await until(lambda: not waits.waiting)
+    writer.close()
+
+
+@pytest.mark.parametrize(
+    ("road", "how"),
+    [("lease", "half-closed"), ("lease", "reset"), *[(road, "closed") for road in ROADS]],
+)
+async def test_what_waits_ends_when_its_client_goes_and_takes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, road: str, how: str
+) -> None:
+    monkeypatch.setattr("trivium.management.pacing.MAX_WAIT_MS", 60_000)
+    async with serve(tmp_path) as site:
+        vhost = site.broker.vhost("/")
+        queue = vhost.declare_queue("q")
+        stream = vhost.declare_stream("s")
+        shown, _ = await came(site, "password")
+        if road == "poll":
+            joined: dict[str, Any] = {"member": "m", "streams": ["s"]}
+            assert (await site.ask("POST", MEMBERS, "", json=joined, headers=shown))[0] == 201
+        elif road == "publish":
+            many = {"messages": [{"key": "nobody"}] * 50}
+            assert (await site.ask("POST", PUBLISH, "", json=many, headers=shown))[0] == 202
+        await request_and_leave(site, road, Waiting(monkeypatch), how)
+        assert len(queue.consumers) == 0
+        for key in (b"q", b"s"):
+            vhost.publish(message(b"x", key=key), vhost.route(vhost.exchange(""), key))
+        site.broker.request_turn()
+        if road == "poll":
+            # The member is there until it has been silent for too long, and has lost nothing.
+            body = {"generation": 1, "wait_ms": 20_000}
+            _, found = await site.ask("POST", f"{MEMBERS}/m/poll", "", json=body, headers=shown)
+            assert [each["offset"] for each in found["records"]] == [0]
+        async with asyncio.timeout(20):
+            await until(lambda: stream.record_count == 1)
+        assert (len(queue), queue.unsettled) == (1, 0)
+
+
+async def test_what_comes_as_its_client_goes_comes_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with serve(tmp_path) as site:
+        vhost = site.broker.vhost("/")
+        queue = vhost.declare_queue("q")
+        await came(site, "password")
+        left = HttpConnection.connection_lost
+
+        def taken_first(connection: HttpConnection, error: BaseException | None) -> None:
+            if not queue.counters.published:
+                vhost.publish(message(b"x", key=b"q"), vhost.route(vhost.exchange(""), b"q"))
+            left(connection, error)
+
+        waiting = Waiting(monkeypatch)
+        monkeypatch.setattr(HttpConnection, "connection_lost", taken_first)
+        await request_and_leave(site, "lease", waiting, "closed")
+        async with asyncio.timeout(20):
+            await until(lambda: queue.unsettled == 0)
+        assert queue.counters.delivered == 1
+        _, found = await site.ask("POST", f"{QUEUE}/leases", json={})
+        assert [(each["payload"], each["redelivered"]) for each in found["messages"]] == [
+            ("x", False)
+        ]
 
 
 async def test_a_request_whose_body_takes_long_is_not_carried_out_for_who_may_not_stay(

@@ -17,10 +17,9 @@ import pytest
 
 import trivium_native
 from tests.support.commands import COMMAND, run, serve
+from tests.support.rest import DOCUMENT
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from trivium.cli.status import Look, duration, lines_of, rates_of, size
-from trivium.management.rest import ENDPOINTS
-from trivium.management.rest.document import document
 
 MARKUP = "<b>[red]x[/red]"
 
@@ -149,7 +148,7 @@ async def test_status_names_queues_with_messages_and_groups_that_are_behind(
 
 
 def test_what_is_shown_is_in_the_api() -> None:
-    schemas = document(ENDPOINTS)["components"]["schemas"]  # type: ignore[index]
+    schemas = DOCUMENT["components"]["schemas"]
     known = schemas["Overview"]["properties"]
     assert set(look(1, 0, [0, 0, 0]).overview) <= set(known)
     assert set(look(1, 0, [0, 0, 0]).storage) <= set(schemas["Storage"]["properties"])

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import contextlib
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,18 @@ USERS = {
     "man": UserConfig(password="p", tags=("management",), permissions=EVERYTHING),
     "joe": UserConfig(password="p"),
 }
-DOCUMENT = json.loads(json.dumps(document(ENDPOINTS)))
+DOCUMENT = json.loads(b"".join(document(ENDPOINTS)))
 
 
 def authorization(user: str) -> dict[str, str]:
     """What a user shows."""
     return {"Authorization": "Basic " + base64.b64encode(f"{user}:p".encode()).decode()}
+
+
+async def until(is_so: Callable[[], bool]) -> None:
+    """Let the loop turn until something is so."""
+    while not is_so():  # noqa: ASYNC110
+        await asyncio.sleep(0)
 
 
 class Site:

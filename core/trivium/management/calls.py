@@ -101,10 +101,14 @@ class Call:
         self, work: Callable[[], ApiAnswer | None], give_back: Callable[[], None] = _nothing
     ) -> None:
         """``later`` for a call that has waited: it is answered 401, after ``give_back``, where what
-        the caller came with does not hold any more."""
+        the caller came with does not hold any more. Where the caller is gone nothing is done."""
         self.state.waits.end(self)
 
         def resumed() -> ApiAnswer | None:
+            if self.request.has_left():
+                give_back()
+                # Nobody gets it.
+                return ApiAnswer(408)
             self.require_login(give_back)
             return work()
 

@@ -96,6 +96,10 @@ class Management:
         if failed:
             raise failed[0]
 
+    def left(self, request: ApiRequest) -> None:
+        """The client is gone before it was answered: what it waits for is for others."""
+        self._call(lambda: self._state.waits.left(request))
+
     def _found(self, method: str, path: tuple[str, ...]) -> tuple[Place, Endpoint]:
         place = self._endpoints.find(path)
         if place is None:

@@ -47,6 +47,8 @@ class ManagementState:
         self.members: WeakSet[PolledMember] = WeakSet()
         #: clients that are sent messages, by user
         self.subscribers: dict[str, int] = {}
+        #: the document of our own API, once somebody has asked for it
+        self.openapi = b""
         self.churn = Churn(broker)
         self.sampler = Sampler(broker, lambda: everything(broker, self.churn.figures))
         broker.events.listen(self._heard)

@@ -54,6 +54,8 @@ class ApiRequest:
     #: of the client
     address: str
     listener: ListenerConfig
+    #: whether it has gone meanwhile
+    has_left: Callable[[], bool] = lambda: False
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,6 +142,9 @@ class Api(Protocol):
 
     def go_on(self, request: ApiRequest, work: Callable[[], None]) -> None:
         """Do some more work of a request that is answered, as a turn of the broker."""
+
+    def left(self, request: ApiRequest) -> None:
+        """The client is gone before it was answered: what it waits for is for others."""
 
 
 class Refusal(ApiAnswer):

@@ -101,7 +101,7 @@ async def _as_events(
         text = b":\n\n"
         sent_at = 0.0
         try:
-            while True:
+            while request.transport is not None:
                 if text or time.monotonic() - sent_at >= SILENT_SECONDS:
                     sent_at = time.monotonic()
                     async with asyncio.timeout(SEND_SECONDS):
@@ -112,7 +112,8 @@ async def _as_events(
                 if events is None:
                     break
                 text = b"".join(map(_text, events))
-            await response.write_eof()
+            if request.transport is not None:
+                await response.write_eof()
         except TimeoutError:
             if request.transport is not None:
                 request.transport.abort()

@@ -391,6 +391,7 @@ class HttpServer:
             last_event=request.headers.get("Last-Event-ID", ""),
             address=request.remote or "",
             listener=self._listener,
+            has_left=lambda: request.transport is None,
         )
         answer: asyncio.Future[ApiAnswer] = asyncio.get_running_loop().create_future()
 
@@ -398,8 +399,10 @@ class HttpServer:
             if not answer.done():
                 answer.set_result(found)
 
-        self._api.ask(asked, done)
-        return asked, await answer
+        api = self._api
+        api.ask(asked, done)
+        with _gone(request, lambda: api.left(asked)):
+            return asked, await answer
 
     def _page_of(
         self, request: web.Request, place: ApiPlace, path: tuple[str, ...], cookie: Cookie
@@ -436,7 +439,8 @@ class HttpServer:
         def turn(work: Callable[[], None]) -> None:
             api.go_on(asked, work)
 
-        return await send_feed(request, feed, turn, _said, _API_HEADERS)
+        with _gone(request, lambda: feed.wake()):
+            return await send_feed(request, feed, turn, _said, _API_HEADERS)
 
     def _session_of(self, request: web.Request, cookie: Cookie) -> Session | None:
         """That of the page which asks; None for who shows no cookie. Raises ApiRefused."""
@@ -763,11 +767,12 @@ async def _send_events(
 
 
 async def _gather(parts: Iterator[bytes]) -> tuple[bytes, bool]:
-    """The first parts together, and whether these are all."""
+    """The first parts together, and whether these are all: one that is long may be."""
     found = bytearray()
     for part in parts:
+        is_long = len(found) > GATHERED_BYTES
         found += part
-        if len(found) > GATHERED_BYTES:
+        if is_long:
             return bytes(found), False
         await asyncio.sleep(0)
     return bytes(found), True
@@ -789,10 +794,15 @@ class HttpConnection(web.RequestHandler):
     """One connection. Answers to what is no request, which reach no application, name the server
     as others do."""
 
-    __slots__ = ("silence",)
+    __slots__ = ("lost", "silence")
 
     #: what closes it where it asks for nothing in time
     silence: asyncio.TimerHandle | None
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        super().__init__(*args, **named)
+        #: called when the client goes while it waits
+        self.lost: Callable[[], None] | None = None
 
     def abort(self) -> None:
         """Close it now."""
@@ -808,6 +818,8 @@ class HttpConnection(web.RequestHandler):
     def connection_lost(self, exc: BaseException | None) -> None:
         super().connection_lost(exc)
         self.has_asked()
+        if self.lost is not None:
+            self.lost()
 
     def handle_error(self, *args: Any, **named: Any) -> web.StreamResponse:
         response = super().handle_error(*args, **named)
@@ -818,6 +830,18 @@ class HttpConnection(web.RequestHandler):
 async def _name_server(_: web.Request, response: web.StreamResponse) -> None:
     """Say what answers, and no versions of it: they tell which attacks to try."""
     response.headers[hdrs.SERVER] = SERVER
+
+
+@contextlib.contextmanager
+def _gone(request: web.Request, lost: Callable[[], None]) -> Iterator[None]:
+    """Meanwhile ``lost`` is called when the client goes."""
+    connection = request.protocol
+    assert isinstance(connection, HttpConnection)
+    connection.lost = lost
+    try:
+        yield
+    finally:
+        connection.lost = None
 
 
 def _drop(connection: web.RequestHandler) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from http import HTTPStatus
@@ -20,6 +20,7 @@ from trivium.management.endpoints import (
 )
 from trivium.management.rest.operations import CONDITIONS
 from trivium.management.rest.schema import SCHEMAS, Count, model_schema, models_in, schema_of
+from trivium.management.values import encode
 
 if TYPE_CHECKING:
     from trivium.management.rest.operations import Operation, Parameter
@@ -49,34 +50,43 @@ class Page:
     total_count: Count
 
 
-def document(operations: Iterable[Operation]) -> dict[str, object]:
-    """The document of these operations."""
-    paths: dict[str, dict[str, object]] = {}
+def document(operations: Iterable[Operation]) -> Iterator[bytes]:
+    """The document of these operations as JSON, in parts of which each takes a moment to make."""
+    paths: dict[str, list[Operation]] = {}
     models: dict[str, type] = {Problem.__name__: Problem}
     for each in operations:
-        paths.setdefault(f"/api/{each.path}", {})[each.method.lower()] = _described(each)
+        paths.setdefault(f"/api/{each.path}", []).append(each)
         for kind in (each.body, each.result):
             models.update((model.__name__, model) for model in models_in(kind))
-    schemas = {name: model_schema(model) for name, model in sorted(models.items())}
-    return {
-        "openapi": "3.1.0",
-        "info": {
-            "title": "Trivium",
-            "version": __version__,
-            "description": "Everything that an operator of this broker sees and does.",
-            "license": {"name": "see the distribution"},
-        },
-        "servers": [{"url": "/"}],
-        "security": [{"basic": []}, {"bearer": []}],
-        "paths": paths,
-        "components": {
-            "schemas": schemas,
-            "securitySchemes": {
-                "basic": {"type": "http", "scheme": "basic"},
-                "bearer": {"type": "http", "scheme": "bearer"},
-            },
-        },
-    }
+    yield encode(_HEAD)[:-1] + b',"paths":{'
+    between = b""
+    for path, found in paths.items():
+        described = {each.method.lower(): _described(each) for each in found}
+        yield between + encode({path: described})[1:-1]
+        between = b","
+    yield b'},"components":{"securitySchemes":' + encode(_SCHEMES) + b',"schemas":{'
+    between = b""
+    for name, model in sorted(models.items()):
+        yield between + encode({name: model_schema(model)})[1:-1]
+        between = b","
+    yield b"}}}"
+
+
+_HEAD: Final = {
+    "openapi": "3.1.0",
+    "info": {
+        "title": "Trivium",
+        "version": __version__,
+        "description": "Everything that an operator of this broker sees and does.",
+        "license": {"name": "see the distribution"},
+    },
+    "servers": [{"url": "/"}],
+    "security": [{"basic": []}, {"bearer": []}],
+}
+_SCHEMES: Final = {
+    "basic": {"type": "http", "scheme": "basic"},
+    "bearer": {"type": "http", "scheme": "bearer"},
+}
 
 
 def _described(each: Operation) -> dict[str, object]:

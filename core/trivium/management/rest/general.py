@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from trivium.config import Fsync
     from trivium.listen import ListenerConfig
     from trivium.management.calls import Call
+    from trivium.management.state import ManagementState
     from trivium.observability.metrics import ProtocolMetrics
 from trivium.storage.figures import StorageFigures
 
@@ -355,9 +356,19 @@ def storage(call: Call) -> ApiAnswer:
 
 def openapi(call: Call) -> ApiAnswer:
     """What this API is, for programs."""
+    return ApiAnswer(200, parts=_openapi(call.state), content_type="application/openapi+json")
+
+
+def _openapi(state: ManagementState) -> Iterator[bytes]:
     from trivium.management import rest
 
-    return ApiAnswer(200, document(rest.ENDPOINTS), content_type="application/openapi+json")
+    if not state.openapi:
+        found: list[bytes] = []
+        for part in document(rest.ENDPOINTS):
+            found.append(part)
+            yield b""
+        state.openapi = b"".join(found)
+    yield state.openapi
 
 
 ENDPOINTS: Final = (
