@@ -25,6 +25,14 @@ _REMOTE: Final = 0x200
 _SPAN: Final[i64] = 2 << 3 | 2
 _ATTRIBUTE: Final[i64] = 9 << 3 | 2
 
+#: the tags of what spans are in: those of a scope, and those of a resource
+_SCOPE_SPANS: Final = b"\x12"
+_RESOURCE_SPANS: Final = b"\x0a"
+
+#: By the size of a span.
+_heads: Final[dict[int, bytes]] = {}
+_MAX_HEADS: Final = 4096
+
 #: the status of one that failed
 _ERROR: Final = b"\x18\x02"
 
@@ -170,13 +178,27 @@ class Spans:
 
 
 def encode_request(resource: dict[str, str], scope: tuple[str, str], spans: list[bytes]) -> bytes:
-    """The body of a request to a collector (an export request)."""
-    about = b"".join(text_attribute(1, key, value) for key, value in resource.items())
+    """The body of a request to a collector (an export request): the spans are copied once."""
+    about = b"".join([text_attribute(1, key, value) for key, value in resource.items()])
     name, version = scope
-    writer = BytesWriter()
-    writer.write(field(1, field(1, name.encode()) + field(2, version.encode())))
+    scope_field = field(1, field(1, name.encode()) + field(2, version.encode()))
+    size: i64 = len(scope_field)
+    parts = [b""]
     for span in spans:
-        write_varint(writer, _SPAN)
-        write_varint(writer, len(span))
-        writer.write(span)
-    return field(1, field(1, about) + field(2, writer.getvalue()))
+        head = _head_of(len(span))
+        size += len(head) + len(span)
+        parts.append(head)
+        parts.append(span)
+    before = field(1, about) + _SCOPE_SPANS + varint(size)
+    parts[0] = _RESOURCE_SPANS + varint(len(before) + size) + before + scope_field
+    return b"".join(parts)
+
+
+def _head_of(size: i64) -> bytes:
+    """What stands before a span of so many bytes."""
+    found = _heads.get(size)
+    if found is None:
+        found = varint(_SPAN) + varint(size)
+        if len(_heads) < _MAX_HEADS:
+            _heads[size] = found
+    return found

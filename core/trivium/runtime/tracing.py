@@ -50,10 +50,10 @@ if TYPE_CHECKING:
 _MAX_PARTS: Final = 1024
 #: Deliveries that are remembered until they are settled; of more the oldest are forgotten.
 _MAX_HELD: Final = 8192
-#: Contexts of messages that are remembered, and bytes of properties that may have one; emptied when
-#: full.
-_MAX_KNOWN: Final = 2048
-_MAX_HEADER: Final = 2048
+#: Contexts of messages that are remembered, as many as deliveries, and bytes of properties that may
+#: have one; emptied when full.
+_MAX_KNOWN: Final = 8192
+_MAX_HEADER: Final = 512
 #: Random bytes that are fetched together.
 _RANDOM: Final = 4096
 #: Characters of an attribute.
