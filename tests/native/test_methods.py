@@ -14,12 +14,13 @@ from trivium_native.client.blocking import (
     BlockingDeliveries,
     BlockingGroupConsumer,
     BlockingLiveMessages,
+    BlockingPolled,
     BlockingPublisher,
 )
 from trivium_native.client.consumer import GroupConsumer
 from trivium_native.client.methods import Method, Operations
 from trivium_native.client.publisher import Publisher
-from trivium_native.client.receiving import Batches, Deliveries, LiveMessages
+from trivium_native.client.receiving import Batches, Deliveries, LiveMessages, Polled
 from trivium_native.sync import SyncClient
 from trivium_native.sync import connect as connect_sync
 
@@ -36,6 +37,7 @@ MORE_TO_CONNECT = {"window"}
 LIVING = {
     LiveMessages: BlockingLiveMessages,
     Deliveries: BlockingDeliveries,
+    Polled: BlockingPolled,
     Batches: BlockingBatches,
     GroupConsumer: BlockingGroupConsumer,
     Publisher: BlockingPublisher,

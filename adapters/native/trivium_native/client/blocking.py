@@ -15,7 +15,7 @@ from trivium.messages.message import Properties
 from trivium_native.client.background import Background
 from trivium_native.client.consumer import GroupBatch, GroupConsumer
 from trivium_native.client.publisher import BUFFER_BYTES, Publisher, frame
-from trivium_native.client.receiving import Batches, Deliveries, LiveMessages, Subscription
+from trivium_native.client.receiving import Batches, Deliveries, LiveMessages, Polled, Subscription
 from trivium_native.client.streaming import Callback
 from trivium_native.client.values import (
     AssignedPartition,
@@ -123,6 +123,29 @@ class BlockingDeliveries(_Messages):
         )
         if operation is not None:
             self._background.tell(operation)
+
+
+class BlockingPolled(BlockingDeliveries):
+    """Messages of a queue that come as they are asked for; see ``Polled``."""
+
+    def __init__(self, background: Background, polled: Polled) -> None:
+        super().__init__(background, polled)
+        self._polled = polled
+
+    def poll(
+        self,
+        max_messages: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        max_wait: float = 0.0,
+    ) -> list[Delivery]:
+        """What is there, or what comes within so many seconds; raises as ``Polled.poll`` does."""
+        return self._background.call(
+            self._polled.poll(max_messages, max_bytes=max_bytes, max_wait=max_wait)
+        )
+
+    async def _next(self) -> Delivery:
+        return await anext(self._polled)
 
 
 class BlockingBatches(BlockingIterator[StoredBatch]):

@@ -41,13 +41,14 @@ from trivium_native.client.lasting import LastingConnection
 from trivium_native.client.methods import AsyncRunner, Operations, Within
 from trivium_native.client.operations import Operation
 from trivium_native.client.publisher import Publisher, check_settings
-from trivium_native.client.receiving import Batches, Deliveries, LiveMessages
+from trivium_native.client.receiving import Batches, Deliveries, LiveMessages, Polled
 from trivium_native.client.reconnecting import Persistence, Reconnect
 from trivium_native.client.transaction import Transaction
 from trivium_native.client.url import Target, make_target
 from trivium_native.client.values import (
     FramedMessages,
     LogStart,
+    OwnQueue,
     Producer,
     Publication,
 )
@@ -285,19 +286,43 @@ class Client(AsyncRunner, Operations):
         priority: int = 0,
         no_ack: bool = False,
         exclusive: bool = False,
+        own: OwnQueue | None = None,
+        ack_timeout: float | None = None,
     ) -> AsyncIterator[Deliveries]:
         """Mode ``queue``: at most ``credit`` messages are unsettled at a time.
 
-        What is not settled at the end of the block goes back to the queue. With ``no_ack`` a
-        message is settled by being sent.
+        What is not settled at the end of the block, or within ``ack_timeout`` seconds, goes back to
+        the queue. With ``no_ack`` a message is settled by being sent. With ``own`` the queue is
+        made, as it says: it gets what comes while nobody consumes it.
         """
 
         def request(number: int, room: int) -> Operation[None]:
-            return operations.subscribe_queue(number, queue, room, priority, no_ack, exclusive)
+            return operations.subscribe_queue(
+                number, queue, room, priority, no_ack, exclusive, own, ack_timeout
+            )
 
         deliveries = Deliveries(self.connection, request, credit, no_ack)
         async with self.connection.subscribed(deliveries):
             yield deliveries
+
+    @asynccontextmanager
+    async def poller(
+        self,
+        queue: str,
+        *,
+        credit: int = 1000,
+        own: OwnQueue | None = None,
+        ack_timeout: float | None = None,
+    ) -> AsyncIterator[Polled]:
+        """Mode ``poll``: messages of a queue as ``poll`` asks for them, of which at most ``credit``
+        are unsettled at a time; the rest as with ``consume``."""
+
+        def request(number: int, room: int) -> Operation[None]:
+            return operations.subscribe_poll(number, queue, credit, own, ack_timeout)
+
+        polled = Polled(self.connection, request, credit, False)
+        async with self.connection.subscribed(polled):
+            yield polled
 
     @asynccontextmanager
     async def read(

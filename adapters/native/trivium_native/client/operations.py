@@ -10,6 +10,7 @@ from trivium_native.client.values import (
     FramedMessages,
     LogStart,
     OffsetCommit,
+    OwnQueue,
     Part,
     PartitionInfo,
     Producer,
@@ -289,7 +290,14 @@ def subscribe_live(
 
 
 def subscribe_queue(
-    subscription: int, queue: str, credit: int, priority: int, no_ack: bool, exclusive: bool
+    subscription: int,
+    queue: str,
+    credit: int,
+    priority: int,
+    no_ack: bool,
+    exclusive: bool,
+    own: OwnQueue | None = None,
+    ack_timeout: float | None = None,
 ) -> Operation[None]:
     """Mode ``queue``."""
     return request(
@@ -302,7 +310,48 @@ def subscribe_queue(
         priority=priority,
         no_ack=no_ack,
         exclusive=exclusive,
+        ack_timeout_ms=_milliseconds(ack_timeout),
+        **({} if own is None else own.fields()),
     )
+
+
+def subscribe_poll(
+    subscription: int, queue: str, credit: int, own: OwnQueue | None, ack_timeout: float | None
+) -> Operation[None]:
+    """Mode ``poll``."""
+    return request(
+        frames.SUBSCRIBE,
+        done,
+        subscription=subscription,
+        mode="poll",
+        queue=queue,
+        credit=credit,
+        ack_timeout_ms=_milliseconds(ack_timeout),
+        **({} if own is None else own.fields()),
+    )
+
+
+def poll(
+    subscription: int, max_messages: int | None, max_bytes: int | None, max_wait: float
+) -> Operation[int]:
+    """Have a subscription get what there is, or what comes in time; how many messages came."""
+    fields: dict[str, object] = {
+        "subscription": subscription,
+        "max_messages": max_messages,
+        "max_bytes": max_bytes,
+        "max_wait_ms": int(max_wait * 1000),
+    }
+    return Operation(
+        frames.POLL,
+        pack_fields({name: value for name, value in fields.items() if value is not None}),
+        frames.OK,
+        lambda body: int(unpack(body)["messages"]),
+        wait=max_wait,
+    )
+
+
+def _milliseconds(seconds: float | None) -> int | None:
+    return None if seconds is None else int(seconds * 1000)
 
 
 def subscribe_log(

@@ -17,6 +17,8 @@ T = TypeVar("T")
 
 #: Messages of a ``pubsub`` subscription that wait to be read.
 LIVE_BACKLOG: Final = 4096
+#: Seconds that a poll waits for whoever iterates.
+POLL_WAIT: Final = 30.0
 
 
 class Subscription(Generic[T]):
@@ -184,6 +186,32 @@ class Deliveries(Subscription[Delivery]):
         if gives_back:
             return operations.give_back(self.number, first, delivery.tag, requeue)
         return operations.settle(self.number, first, delivery.tag)
+
+
+class Polled(Deliveries):
+    """Messages of a queue that come as they are asked for. Iterating asks for one at a time."""
+
+    async def poll(
+        self,
+        max_messages: int | None = None,
+        *,
+        max_bytes: int | None = None,
+        max_wait: float = 0.0,
+    ) -> list[Delivery]:
+        """What is there, or what comes within so many seconds; nothing, if that is over.
+
+        Raises TooManyRequests while as many as the ``credit`` are not settled, NotFound once the
+        queue is gone, Interrupted where the connection is lost meanwhile: it all comes again.
+        """
+        await self._connection.run(operations.poll(self.number, max_messages, max_bytes, max_wait))
+        found = list(self._items)
+        self._items.clear()
+        return found
+
+    async def __anext__(self) -> Delivery:
+        while True:
+            for found in await self.poll(1, max_wait=POLL_WAIT):
+                return found
 
 
 class Batches(Subscription[StoredBatch]):

@@ -19,7 +19,7 @@ from trivium_native.client.defaults import (
 )
 from trivium_native.client.methods import Operations, SyncRunner
 from trivium_native.client.transaction import Transaction
-from trivium_native.client.values import AssignedPartition, Producer
+from trivium_native.client.values import AssignedPartition, OwnQueue, Producer
 
 if TYPE_CHECKING:
     from trivium_native.client.background import Background
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
         BlockingDeliveries,
         BlockingGroupConsumer,
         BlockingLiveMessages,
+        BlockingPolled,
         BlockingPublisher,
     )
 
@@ -94,16 +95,41 @@ class Streaming(SyncRunner, Operations):
         priority: int = 0,
         no_ack: bool = False,
         exclusive: bool = False,
+        own: OwnQueue | None = None,
+        ack_timeout: float | None = None,
     ) -> Iterator[BlockingDeliveries]:
         """Mode ``queue``: at most ``credit`` messages are unsettled at a time."""
         from trivium_native.client.blocking import BlockingDeliveries
 
         background = self.in_background()
         consuming = background.client.consume(
-            queue, credit=credit, priority=priority, no_ack=no_ack, exclusive=exclusive
+            queue,
+            credit=credit,
+            priority=priority,
+            no_ack=no_ack,
+            exclusive=exclusive,
+            own=own,
+            ack_timeout=ack_timeout,
         )
         with background.opened(consuming) as deliveries:
             yield BlockingDeliveries(background, deliveries)
+
+    @contextmanager
+    def poller(
+        self,
+        queue: str,
+        *,
+        credit: int = 1000,
+        own: OwnQueue | None = None,
+        ack_timeout: float | None = None,
+    ) -> Iterator[BlockingPolled]:
+        """Mode ``poll``: messages of a queue as ``poll`` asks for them."""
+        from trivium_native.client.blocking import BlockingPolled
+
+        background = self.in_background()
+        polling = background.client.poller(queue, credit=credit, own=own, ack_timeout=ack_timeout)
+        with background.opened(polling) as polled:
+            yield BlockingPolled(background, polled)
 
     @contextmanager
     def read(

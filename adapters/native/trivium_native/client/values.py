@@ -255,6 +255,28 @@ class QueueInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class OwnQueue:
+    """A durable queue that a subscription makes: what it is bound to; the delivery mode of all its
+    messages (``at-most-once``, ``at-least-once``, ``exactly-once``; None: as they are published);
+    the seconds after which it is deleted when nobody has used it (None: never)."""
+
+    pattern: bytes | str = b"#"
+    exchange: str = "amq.topic"
+    delivery: str | None = None
+    expires: float | None = None
+
+    def fields(self) -> dict[str, object]:
+        """As in SUBSCRIBE."""
+        pattern = self.pattern.encode() if isinstance(self.pattern, str) else self.pattern
+        return {
+            "exchange": self.exchange,
+            "pattern": pattern,
+            "delivery": self.delivery,
+            "expires_ms": None if self.expires is None else int(self.expires * 1000),
+        }
+
+
+@dataclass(frozen=True, slots=True)
 class Producer:
     """An open idempotent producer: its numbers go on at ``sequence``.
 
