@@ -156,7 +156,7 @@ def _read_streams(world: World, reference: Reference, contents: Contents) -> Non
     for group, name in product(STRATEGIES, contents.streams):
         reply, body = _ask(world, wire, frames.COMMITTED, group=group, stream=name)
         if reply == frames.OK:
-            for partition, offset, _ in msgpack.unpackb(body)["partitions"]:
+            for partition, offset, *_ in msgpack.unpackb(body)["partitions"]:
                 if offset is not None:
                     contents.groups[group, name, partition] = offset
     for names, is_transactional, sequences in (

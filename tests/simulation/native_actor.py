@@ -386,7 +386,7 @@ class NativeActor(Actor):
         ]
 
         def check(body: bytes) -> None:
-            found = [offset for _, offset, _ in msgpack.unpackb(body)["partitions"]]
+            found = [offset for _, offset, *_ in msgpack.unpackb(body)["partitions"]]
             if found != expected:
                 self.simulation.fail(f"{self.name}: committed is {found}, not {expected}")
 
