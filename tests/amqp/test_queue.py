@@ -324,8 +324,9 @@ def test_known_arguments_are_accepted(client: Client, arguments: dict[str, objec
 
 
 def test_classic_is_the_default_queue_type(client: Client) -> None:
-    client.declare("q", arguments={"x-queue-type": "classic"})
-    client.declare("q")
+    for name, first, second in (("q", "classic", None), ("r", None, "classic")):
+        for kind in (first, second):
+            client.declare(name, arguments={} if kind is None else {"x-queue-type": kind})
 
 
 @pytest.mark.parametrize(

@@ -459,6 +459,33 @@ async def test_exchanges_and_bindings() -> None:
         assert len(await site.get("exchanges")) == 9
 
 
+@pytest.mark.parametrize("key", ["a.#", "a/b ~%ü", "100%25"])
+async def test_a_binding_is_found_by_its_key_encoded_once_as_well(key: str) -> None:
+    """As RabbitMQ 3.10 finds it, but for an escape or a tilde in the key."""
+    async with serve() as site:
+        await site.put("queues/%2F/q")
+        place = "bindings/%2F/e/amq.topic/q/q"
+        for arguments in ({}, {"x": 1}):
+            body = {"routing_key": key, "arguments": arguments}
+            await site.ask("POST", place, body)
+        for one in await site.get(place):
+            shown = f"{place}/{one['properties_key']}"
+            assert await site.get(shown) == one
+            await site.delete(shown)
+        assert await site.get(place) == []
+
+
+async def test_of_two_bindings_the_one_whose_properties_key_it_is_is_meant() -> None:
+    async with serve() as site:
+        await site.put("queues/%2F/q")
+        place = "bindings/%2F/e/amq.topic/q/q"
+        for key in ("a%23", "a#"):
+            await site.ask("POST", place, {"routing_key": key})
+        await site.delete(f"{place}/a%2523")
+        (left,) = await site.get(place)
+        assert left["routing_key"] == "a%23"
+
+
 MARKUP = '<script>alert("1")</script>&"\'`{{}}/é\u2028'
 
 
@@ -627,7 +654,9 @@ async def test_users_and_what_they_may() -> None:
         assert (await site.ask("GET", "whoami", user="ann:secret"))[0] == 401
         assert (await site.get("whoami", user="ann:other"))["tags"] == ["management"]
         await site.put("users/bob", {"tags": ""})
-        bulk = {"users": ["ann", "bob", "nobody"]}
+        status, found = await site.ask("POST", "users/bulk-delete", {"users": ["ann", "nobody"]})
+        assert (status, found["reason"]) == (400, "no_such_user: nobody")
+        bulk = {"users": ["ann", "bob", "ann"]}
         assert await site.ask("POST", "users/bulk-delete", bulk) == (204, None)
         names = [user["name"] for user in await site.get("users")]
         assert names == sorted([*CONFIGURED, "guest"])
@@ -659,6 +688,7 @@ async def test_a_hash_of_another_broker_logs_in_and_is_exported_again(algorithm:
         {"tags": "", "password": 1},
         {"tags": "", "password": "x" * 2000},
         {"tags": "", "password_hash": "?"},
+        {"tags": "", "password": "x", "password_hash": ""},
         {"tags": "", "password_hash": base64.b64encode(b"short").decode()},
         {"tags": "", "password_hash": "AAAA", "hashing_algorithm": "rabbit_password_hashing_md5"},
         {"tags": ["\ud800"], "password": "x"},
@@ -961,6 +991,47 @@ async def test_definitions_come_back_equal() -> None:
         assert await site.get("definitions/third") == of_vhost
 
 
+async def test_definitions_keep_the_type_of_queues_whatever_the_virtual_hosts_is() -> None:
+    async with serve() as site, serve() as other:
+        await site.put("queues/%2F/before", {"durable": True})
+        await site.put("vhosts/%2F", {"default_queue_type": "quorum"}, 204)
+        classic = {"x-queue-type": "classic", "x-max-priority": 3}
+        await site.put("queues/%2F/classic", {"durable": True, "arguments": classic})
+        await site.put("queues/%2F/default", {"durable": True})
+        assert (await site.get("queues/%2F/classic"))["arguments"] == classic
+        exported = await site.get("definitions")
+        assert {each["name"]: each["arguments"] for each in exported["queues"]} == {
+            "before": {"x-queue-type": "classic"},
+            "classic": classic,
+            "default": {"x-queue-type": "quorum"},
+        }
+        for there in (other, site, other):
+            assert await there.ask("POST", "definitions", exported) == (204, None)
+            assert (await there.get("definitions"))["queues"] == exported["queues"]
+        kinds = {each["name"]: each["type"] for each in await other.get("queues")}
+        assert kinds == {"before": "classic", "classic": "classic", "default": "quorum"}
+
+
+async def test_definitions_bring_passwords_in_plain_text() -> None:
+    users = [{"name": name, "password": f"of {name}", "tags": "management"} for name in "xyz"]
+    old = {"name": "old", "password": "new", "tags": "management"}
+    async with serve() as site:
+        await site.put("users/old", {"password": "before", "tags": "management"})
+        document = {"users": [*users, old, {**old, "name": "none"}]}
+        for _ in range(2):
+            assert await site.ask("POST", "definitions", document) == (204, None)
+            for user in (*users, old):
+                shown = f"{user['name']}:{user['password']}"
+                assert (await site.get("whoami", user=shown))["name"] == user["name"]
+            stored = {name: site.broker.users.find(name) for name in ("x", "y", "z", "old")}
+        # Who has shown the password that is brought again is not sent away.
+        assert await site.ask("POST", "definitions", document) == (204, None)
+        assert {name: site.broker.users.find(name) for name in stored} == stored
+        assert (await site.ask("GET", "whoami", user="none:new"))[0] == 401
+        assert (await site.ask("GET", "whoami", user="old:before"))[0] == 401
+        assert {user["password_hash"] for user in await site.get("users")} == {""}
+
+
 async def test_definitions_bring_streams_as_they_were() -> None:
     arguments: dict[str, Any] = {
         "x-max-age": "7D",
@@ -1090,6 +1161,9 @@ async def test_definitions_pass_over_what_means_nothing_here() -> None:
         {"bindings": [{"vhost": "/", "source": "", "destination": "q", "routing_key": "q",
                        "destination_type": "queue"}]},
         {"users": [{"name": "u", "tags": "", "password_hash": "?"}]},
+        {"users": [{"name": "u", "tags": "", "password": 1}]},
+        {"users": [{"name": "u", "tags": "", "password": "x" * 2000}]},
+        {"users": [{"name": "u", "tags": "", "password": "x", "password_hash": ""}]},
         {"policies": [{"vhost": "/", "name": "p", "pattern": "(", "definition": {"expires": 1}}]},
     ],
 )  # fmt: skip

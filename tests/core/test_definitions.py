@@ -22,6 +22,7 @@ STRANGE: dict[str, Any] = {
     "users": [
         {"name": "old", "password_hash": "x", "hashing_algorithm": "rabbit_password_hashing_md5",
          "tags": []},
+        {"name": "long", "password": "x" * 2000, "tags": []},
     ],
     "vhosts": [{"name": "/"}],
     "parameters": [{"component": "shovel", "vhost": "/", "name": "s", "value": {}}],
@@ -45,6 +46,7 @@ STRANGE: dict[str, Any] = {
 #: What is said of that, in this order.
 NOTES = (
     "user 'old': ",
+    "user 'long': a password has",
     "parameter 's' in '/': 'shovel' means nothing here",
     "policy 'ha' in '/': 'ha-mode' means nothing here",
     "queue 'lazy' in '/': 'x-queue-mode' means nothing here",
@@ -150,7 +152,7 @@ def test_without_skip_the_first_thing_that_cannot_be_ends_it(
     file = tmp_path / "r.json"
     file.write_text(json.dumps({**STRANGE, "users": []}))
     code, out, err = commands.run("definitions", "import", str(file))
-    assert (code, out, err) == (EXIT_FAILED, "", f"trivium definitions: {NOTES[4]}\n")
+    assert (code, out, err) == (EXIT_FAILED, "", f"trivium definitions: {NOTES[5]}\n")
     assert commands.run("definitions", "import", str(file), "--skip")[0] == EXIT_OK
 
 
@@ -196,7 +198,7 @@ async def test_the_http_api_exports_imports_and_tells_what_was_passed_over(tmp_p
             status, found = await site.ask("POST", f"{path}?skip=true", json=STRANGE)
             assert status == 200
         assert [note.partition(": ")[0] for note in found["passed_over"]] == [
-            note.partition(": ")[0] for note in NOTES[1:]
+            note.partition(": ")[0] for note in NOTES[2:]
         ]
 
 
@@ -205,7 +207,7 @@ async def test_notes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     async with serve_here(tmp_path) as site:
         _, found = await site.ask("POST", "definitions?skip=true", json=STRANGE)
         assert len(found["passed_over"]) == 3
-        assert found["passed_over"][-1] == "and 4 more"
+        assert found["passed_over"][-1] == "and 5 more"
 
 
 @pytest.mark.parametrize(("kind", "status"), [("topic", 204), ("fanout", 400)])

@@ -261,9 +261,6 @@ class VirtualHost(StreamNamespace):
         as many as there may be.
         """
         wanted = {} if arguments is None else dict(arguments)
-        if wanted.get("x-queue-type") == CLASSIC:
-            # What is the default makes no difference to a declaration that does not name it.
-            del wanted["x-queue-type"]
         what = f"queue '{name}' in vhost '{self.name}'"
         self._unknown.tell(what, wanted, KNOWN_ARGUMENTS)
         # An exclusive queue goes with its connection, so it has nothing to keep on disk.
@@ -677,7 +674,10 @@ def _require_same_queue(
         what,
         [("durable", known.durable, durable), ("auto_delete", known.auto_delete, auto_delete)],
     )
-    names = ARGUMENTS[queue_type(known.arguments)]
+    names = ARGUMENTS[queue_type(known.arguments)].keys()
+    if known.arguments.get(QUEUE_TYPE, CLASSIC) == arguments.get(QUEUE_TYPE, CLASSIC):
+        # The default need not be named.
+        names = names - {QUEUE_TYPE}
     require_same_arguments(what, known.arguments, arguments, names)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote
 
 from trivium.errors import NotFound
 from trivium.management import views
@@ -134,10 +134,14 @@ def post(call: Call) -> None:
 
 
 def _one(call: Call) -> tuple[BindingView, Binding | None]:
+    """By its ``properties_key``, which has escapes of its own; or, where that is none's, by the key
+    as it is without them: some clients put it into the path as it is shown (as in RabbitMQ)."""
     wanted = call.names["key"]
-    for view, binding in _between(call):
-        if shown.properties_key(view) == wanted:
-            return view, binding
+    found = [(shown.properties_key(view), view, binding) for view, binding in _between(call)]
+    for read in (str, unquote):
+        for key, view, binding in found:
+            if read(key) == wanted:
+                return view, binding
     raise NotFound(NOT_FOUND)
 
 

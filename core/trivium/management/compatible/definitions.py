@@ -36,6 +36,7 @@ from trivium.management.compatible.policies import (
     shown_policy,
 )
 from trivium.management.compatible.users import (
+    password_of,
     shown_permission,
     shown_topic_permission,
     shown_user,
@@ -54,15 +55,17 @@ from trivium.management.topology import (
     declare_queue,
     operator,
 )
-from trivium.management.values import encode, flag_of, table_of, text_of
+from trivium.management.values import encode, flag_of, shown_table, table_of, text_of
 from trivium.observability.api import ApiAnswer
-from trivium.queues.arguments import QUEUE_RULES
+from trivium.queues.arguments import CLASSIC, QUEUE_RULES, QUEUE_TYPE
+from trivium.security.passwords import verify_password
 from trivium.streams.settings import STREAM_RULES
 from trivium.streams.stream import PARTITIONS
 
 if TYPE_CHECKING:
     from trivium.routing.exchanges import Declarer
     from trivium.runtime.broker import Broker
+    from trivium.security.scram import ScramKeys
     from trivium.vhost.virtual_host import VirtualHost
 
 logger = logging.getLogger(__name__)
@@ -107,8 +110,16 @@ def _queues(vhost: VirtualHost) -> _Entries:
         # What goes with a connection, or is a protocol's own, is declared by no document.
         if view.owner is None and not view.adapter and not item.is_deleted:
             basics = shown.queue_basics(view)
-            keys = ("name", "vhost", "durable", "auto_delete", "arguments")
-            yield {key: basics[key] for key in keys}
+            keys = ("name", "vhost", "durable", "auto_delete")
+            yield {**{key: basics[key] for key in keys}, "arguments": _arguments(vhost, view)}
+
+
+def _arguments(vhost: VirtualHost, view: views.QueueView) -> dict[str, object]:
+    """Those of a queue, with its type where the virtual host would give it another one."""
+    arguments = shown_table(view.arguments)
+    if view.kind == CLASSIC and vhost.settings.default_queue_type not in ("", CLASSIC):
+        arguments[QUEUE_TYPE] = CLASSIC
+    return arguments
 
 
 def _is_predeclared(name: str) -> bool:
@@ -291,6 +302,9 @@ class Import(Timed):
         #: that of all entries; None: each names its own
         self._vhost = vhost
         self._steps = self._all_steps()
+        #: what is stored of the password of the user at hand, while that is not made
+        self._hashed: tuple[str, ScramKeys | None] | None = None
+        self._is_hashing = False
 
     def due(self) -> None:
         self._call.later(self.go_on)
@@ -307,6 +321,8 @@ class Import(Timed):
                     about = {} if self._vhost is None else {"vhost": self._vhost}
                     broker.events.tell("definitions.imported", **about)
                     self._done(self._notes)
+                    return
+                if self._is_hashing:
                     return
                 if slices.is_over:
                     break
@@ -340,6 +356,10 @@ class Import(Timed):
                 if not isinstance(entry, dict):
                     raise BadRequest(f"{name!r} is a list of objects")
                 try:
+                    if name == "users" and self._begin_hashing(entry):
+                        yield 1
+                        if self._hashed is None:
+                            raise BadRequest("the password cannot be hashed")
                     handle(entry)
                 except (TopologyError, BadRequest) as error:
                     if not self._goes_on:
@@ -375,19 +395,49 @@ class Import(Timed):
         if self._is_configured(name):
             self._note("users", entry, "it stands in the configuration, and stays as it is there")
             return
-        stored = ""
-        if entry.get("password_hash"):
+        stored, scram = "", None
+        if self._hashed is not None:
+            (stored, scram), self._hashed = self._hashed, None
+        elif entry.get("password_hash"):
             algorithm = entry.get("hashing_algorithm")
             stored = imported(text_of(entry, "password_hash"), str(algorithm or ""))
         known = self._broker.users.find(name)
-        if known is not None and not stored:
-            # It has a password that the document cannot say.
-            stored = known.stored
-        scram = known.scram if known is not None and known.stored == stored else None
+        if known is not None and stored in ("", known.stored):
+            # It may have a password that the document cannot say.
+            stored, scram = known.stored, scram or known.scram
         put_user(self._broker, name, stored, tags_of(entry.get("tags", [])), scram)
         limits = table_of(entry, "limits")
         if limits:
             self._broker.logins.limits.set(name, limits)
+
+    def _begin_hashing(self, entry: Mapping[str, object]) -> bool:
+        """Whether a thread hashes a user's password before the import goes on."""
+        password = password_of(entry).encode()
+        name = text_of(entry, "name")
+        if not password or self._is_configured(name):
+            return False
+        users = self._broker.users
+        known = users.find(name)
+        if known is None:
+            users.check_new(name)
+        users.check_password(password)
+        self._hashed = None
+        self._is_hashing = True
+
+        def work() -> bool:
+            made = users.hash(password)
+            if known is not None and verify_password(known.stored, password):
+                # It has this password: who has shown it need not do so again.
+                made = (known.stored, known.scram or made[1])
+            self._hashed = made
+            return True
+
+        def done(_: bool) -> None:
+            self._is_hashing = False
+            self._call.go_on(self.go_on)
+
+        self._broker.driver.run_blocking(work, done)
+        return True
 
     def _is_configured(self, name: str) -> bool:
         return self._broker.users.is_configured(name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.quotas import USER as USER_SCOPE
@@ -102,6 +102,14 @@ def tags_of(value: object) -> list[str]:
     return [checked(tag, "tags") for tag in value]
 
 
+def password_of(body: Mapping[str, object]) -> str:
+    """The password that a body gives a user as plain text; "" for none, or a hash. Raises
+    BadRequest."""
+    if "password" in body and "password_hash" in body:
+        raise BadRequest("both_password_and_password_hash_are_provided")
+    return text_of(body, "password", "")
+
+
 def put(call: Call) -> None:
     """Make a user, or give one another password and tags."""
     name = call.names["user"]
@@ -115,12 +123,12 @@ def put(call: Call) -> None:
         users.check_new(name)
     else:
         users.changeable(name)
+    password = password_of(body).encode()
     if "password_hash" in body:
         stored = imported(text_of(body, "password_hash"), str(body.get("hashing_algorithm") or ""))
         put_user(call.broker, name, stored, tags)
         call.created(known is None)
-    elif text_of(body, "password", ""):
-        password = text_of(body, "password").encode()
+    elif password:
         users.check_password(password)
         set_password(call, name, password, tags)
     else:
@@ -134,15 +142,17 @@ def delete(call: Call) -> None:
 
 
 def delete_many(call: Call) -> None:
-    """Delete users; those who are not there are none already."""
+    """Delete users: all of them, or none where one is not there."""
     names = call.body.get("users")
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise BadRequest("'users' are a list of names")
     if len(names) > MAX_BULK:
         raise BadRequest(f"at most {MAX_BULK} users are deleted at once")
     users = call.broker.users
-    known = [name for name in dict.fromkeys(names) if users.find(name) is not None]
+    known = list(dict.fromkeys(names))
     for name in known:
+        if users.find(name) is None:
+            raise BadRequest(f"no_such_user: {name}")
         users.changeable(name)
     left = len(known)
 
