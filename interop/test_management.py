@@ -822,6 +822,7 @@ def test_the_command_takes_over_what_rabbitmq_exports_and_names_what_has_no_coun
         assert (done.returncode, done.stdout) == (0, "")
         assert sorted(done.stderr.splitlines()) == [
             "policy 'ha' in '/': 'ha-mode' means nothing here",
+            "policy 'ha' in '/': it holds for classic queues alone, as what was left out did",
             "queue 'lazy' in '/': 'x-queue-mode' means nothing here",
             "user 'guest': it stands in the configuration, and stays as it is there",
         ]

@@ -328,7 +328,7 @@ def test_after_compaction_retention_may_take_over(broker: Broker) -> None:
     for n in range(10):
         publish(stream, (b"%d" % n, b"%d" % n))
     compact(stream)
-    vhost.set_policy(Policy("p", "s", {"max-length": 1}))
+    vhost.set_policy(Policy("p", "s", {"max-length": 1}, "streams"))
     run(broker)
     assert list(records(partition, partition.first_offset).values()) == [b"newest"]
     assert len(partition.log) == 1

@@ -1145,8 +1145,32 @@ async def test_definitions_pass_over_what_means_nothing_here() -> None:
         assert (await site.ask("GET", "whoami", user="none:"))[0] == 401
         (policy,) = await site.get("policies")
         assert (policy["name"], policy["definition"]) == ("b", {"max-length": 1})
+        # There it is none for other queues either.
+        assert policy["apply-to"] == "classic_queues"
         assert await site.get("operator-policies") == []
         assert (await site.get("vhosts/%2F"))["description"] == "m"
+
+
+async def test_retention_that_a_policy_for_queues_gives_a_stream_is_imported() -> None:
+    """RabbitMQ 3.10 has no policies for streams alone."""
+    about = {"vhost": "/", "name": "p", "pattern": "", "apply-to": "queues", "priority": 0}
+    about["definition"] = {"max-age": "1h", "max-length-bytes": 1000}
+    queues = [
+        {"name": kind, "vhost": "/", "durable": True, "arguments": {"x-queue-type": kind}}
+        for kind in ("stream", "classic", "quorum")
+    ]
+    async with serve() as site:
+        document = {"policies": [about], "queues": queues}
+        assert await site.ask("POST", "definitions", document) == (204, None)
+        found = {each["name"]: each for each in await site.get("queues")}
+        assert found["stream"]["effective_policy_definition"] == about["definition"]
+        assert {name: each["policy"] for name, each in found.items()} == {
+            "stream": "p",
+            "classic": None,
+            "quorum": None,
+        }
+        retention = (await site.get("v1/vhosts/%2F/streams/stream"))["retention"]
+        assert (retention["max_age_ms"], retention["max_bytes"]) == (3_600_000, 1000)
 
 
 @pytest.mark.parametrize(

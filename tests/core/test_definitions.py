@@ -49,6 +49,7 @@ NOTES = (
     "user 'long': a password has",
     "parameter 's' in '/': 'shovel' means nothing here",
     "policy 'ha' in '/': 'ha-mode' means nothing here",
+    "policy 'ha' in '/': it holds for classic queues alone, as what was left out did",
     "queue 'lazy' in '/': 'x-queue-mode' means nothing here",
     "exchange 'hash' in '/': unknown exchange type 'x-consistent-hash'",
     "binding 'hash' 'lazy' in '/': no exchange 'hash' in vhost '/'",
@@ -152,7 +153,7 @@ def test_without_skip_the_first_thing_that_cannot_be_ends_it(
     file = tmp_path / "r.json"
     file.write_text(json.dumps({**STRANGE, "users": []}))
     code, out, err = commands.run("definitions", "import", str(file))
-    assert (code, out, err) == (EXIT_FAILED, "", f"trivium definitions: {NOTES[5]}\n")
+    assert (code, out, err) == (EXIT_FAILED, "", f"trivium definitions: {NOTES[6]}\n")
     assert commands.run("definitions", "import", str(file), "--skip")[0] == EXIT_OK
 
 
@@ -207,7 +208,7 @@ async def test_notes_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     async with serve_here(tmp_path) as site:
         _, found = await site.ask("POST", "definitions?skip=true", json=STRANGE)
         assert len(found["passed_over"]) == 3
-        assert found["passed_over"][-1] == "and 5 more"
+        assert found["passed_over"][-1] == "and 6 more"
 
 
 @pytest.mark.parametrize(("kind", "status"), [("topic", 204), ("fanout", 400)])

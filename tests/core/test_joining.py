@@ -329,7 +329,7 @@ def test_compaction_finds_batches_where_they_were(broker: Broker) -> None:
 
 def test_a_policy_changes_what_is_joined(broker: Broker) -> None:
     stream = declare(broker)
-    broker.vhosts["/"].set_policy(Policy("p", "s", {"max-length": 100}))
+    broker.vhosts["/"].set_policy(Policy("p", "s", {"max-length": 100}, "streams"))
     for _ in range(JOINED_RECORDS + 1):
         publish(stream, b"x")
     assert {count for _, count in batches(stream.partitions[0])} == {1}

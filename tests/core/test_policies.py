@@ -117,10 +117,35 @@ def test_of_the_same_priority_the_first_by_name_holds() -> None:
     assert vhost.declare_queue("q").settings.max_length == 1
 
 
+@pytest.mark.parametrize("apply_to", ["all", "queues"])
+@pytest.mark.parametrize(
+    ("definition", "of_queue", "of_stream"),
+    [
+        ({"max-length-bytes": 9}, True, True),
+        ({"max-length-bytes": 9, "max-length": 1}, True, False),
+        ({"max-length-bytes": 9, "message-ttl": 1}, True, False),
+        ({"max-length-bytes": 9, "max-age": "1h"}, False, True),
+        ({"max-length-bytes": 9, "compression": "lz4"}, False, True),
+        ({"max-length-bytes": 9, "max-age": "1h", "overflow": "drop-head"}, False, False),
+    ],
+)
+def test_a_policy_for_queues_and_streams_is_one_for_those_that_have_all_its_keys(
+    apply_to: str, definition: dict[str, HeaderValue], of_queue: bool, of_stream: bool
+) -> None:
+    """As in RabbitMQ: of those that are left, the one with the highest priority holds."""
+    vhost = open_vhost()
+    vhost.set_policy(Policy("high", "", definition, apply_to, priority=1))
+    vhost.set_policy(Policy("low", "", {"max-length-bytes": 99}, apply_to))
+    queue = vhost.declare_queue("q")
+    of = vhost.policies.in_force("s", STREAMS).definition
+    assert queue.settings.max_length_bytes == (9 if of_queue else 99)
+    assert of["max-length-bytes"] == (9 if of_stream else 99)
+
+
 @pytest.mark.parametrize(
     ("apply_to", "limits"),
     [
-        ("all", (1, 1, 1)),
+        ("all", (1, 1, -1)),
         ("queues", (1, 1, -1)),
         ("classic_queues", (1, -1, -1)),
         ("quorum_queues", (-1, 1, -1)),

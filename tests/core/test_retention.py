@@ -111,7 +111,7 @@ def test_a_long_removal_takes_several_turns(broker: Broker, vhost: VirtualHost) 
     partition = stream.partitions[0]
     for _ in range(9):
         publish(stream, *[0] * 16_384)
-    vhost.set_policy(Policy("p", "s", {"max-length": 1}))
+    vhost.set_policy(Policy("p", "s", {"max-length": 1}, "streams"))
     seen = []
     while broker.next_at():
         broker.end_turn()
@@ -231,13 +231,17 @@ def test_policies_are_put_in_force_and_out_of_force(broker: Broker, vhost: Virtu
     assert stream.partitions[0].first_offset == 12
 
 
-def test_a_policy_for_queues_does_not_reach_streams(broker: Broker, vhost: VirtualHost) -> None:
+@pytest.mark.parametrize("apply_to", ["queues", "all"])
+@pytest.mark.parametrize(("key", "first"), [("max-length", 0), ("max-length-bytes", 2)])
+def test_a_policy_for_queues_too_limits_a_stream_by_bytes_alone(
+    broker: Broker, vhost: VirtualHost, apply_to: str, key: str, first: int
+) -> None:
     stream = declare(vhost)
     for _ in range(3):
         publish(stream, 1)
-    vhost.set_policy(Policy("p", "s", {"max-length": 1}, "queues"))
+    vhost.set_policy(Policy("p", "s", {key: 1}, apply_to))
     broker.end_turn()
-    assert stream.partitions[0].first_offset == 0
+    assert stream.partitions[0].first_offset == first
 
 
 def test_a_policy_names_a_valid_age() -> None:
@@ -359,7 +363,7 @@ def batch_size_of(host: Host) -> int:
 def test_retention_goes_on_after_a_restart() -> None:
     host = small_host()
     broker = open_on(host)
-    broker.vhosts["/"].set_policy(Policy("p", "s", {"max-length": 100}))
+    broker.vhosts["/"].set_policy(Policy("p", "s", {"max-length": 100}, "streams"))
     fill(broker, host, 300)
     host.storage.close()
     again = small_host(host)

@@ -16,6 +16,7 @@ from tests.simulation.actors import BINDABLE, KEYS, PATTERNS, Actor
 from tests.simulation.group_model import FENCED, NOT_FOUND, STRATEGIES, Refused
 from tests.simulation.memberships import Memberships
 from tests.simulation.reference import KINDS, POLICIES, TOPICS
+from tests.simulation.stream_model import STREAM_POLICIES
 from tests.simulation.stream_model import (
     KEYED,
     KEYED_SIZES,
@@ -441,6 +442,9 @@ class NativeActor(Actor):
             self.ask("policy", self.write_batch, frames.DELETE_POLICY, fields, refusal=refusal)
         else:
             fields |= {"pattern": f"^{name}$", "definition": definition}
+            if name in STREAM_POLICIES:
+                # One that is for queues too has no ``max-length`` for streams.
+                fields["apply_to"] = "streams"
             self.ask("policy", self.write_batch, frames.SET_POLICY, fields)
 
     def delete(self, stream: str | None = None) -> None:

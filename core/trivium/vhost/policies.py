@@ -39,6 +39,11 @@ APPLIES_TO: Final = (ALL, QUEUES, CLASSIC_QUEUES, QUORUM_QUEUES, STREAMS, EXCHAN
 #: What a policy for exchanges may set.
 EXCHANGE_KEYS: Final = frozenset({"alternate-exchange"})
 
+#: What a policy sets of queues alone, and of streams alone. RabbitMQ's streams have no ``max-length``
+#: (``unsupported_policies`` of their ``capabilities``), so that one for both means the queues.
+_OF_QUEUES: Final = POLICY_KEYS - {"max-length-bytes"}
+_OF_STREAMS: Final = STREAM_RULES.keys() - {"max-length", "max-length-bytes"}
+
 #: What a policy of operators may set: limits (RabbitMQ: ``operator_policy_validator``, of 4.0).
 OPERATOR_KEYS: Final = frozenset(
     ("expires", "message-ttl", "max-length", "max-length-bytes", "delivery-limit", "overflow")
@@ -69,6 +74,9 @@ class Policy:
         self.declarer = declarer
         #: whether the exchanges that it names to pass messages on are in force
         self.passes_on = True
+        # One for both passes over what cannot have all that it says, as in RabbitMQ.
+        self._fits_queues = definition.keys().isdisjoint(_OF_STREAMS)
+        self._fits_streams = definition.keys().isdisjoint(_OF_QUEUES)
         if not 0 < len(name.encode()) <= MAX_TEXT_BYTES:
             raise PreconditionFailed(f"a policy's name has 1 to {MAX_TEXT_BYTES} bytes")
         if apply_to not in APPLIES_TO:
@@ -103,10 +111,12 @@ class Policy:
     def matches(self, name: str, kind: str) -> bool:
         """Whether it holds for what is called ``name`` and is of a kind."""
         applies_to = self.apply_to
-        if applies_to == QUEUES:
-            applies = kind in (CLASSIC_QUEUES, QUORUM_QUEUES)
+        if applies_to not in (ALL, QUEUES):
+            applies = applies_to == kind
+        elif kind == EXCHANGES:
+            applies = applies_to == ALL
         else:
-            applies = applies_to in (kind, ALL)
+            applies = self._fits_streams if kind == STREAMS else self._fits_queues
         return applies and self._matcher.matches(name)
 
     def is_same(self, other: Policy) -> bool:

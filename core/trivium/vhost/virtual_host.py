@@ -7,6 +7,7 @@ methods that clients can cause to fail raise a ``TopologyError`` whose text is f
 from __future__ import annotations
 
 import secrets
+from collections.abc import Set
 from typing import Final
 
 from trivium.common import quotas
@@ -674,7 +675,7 @@ def _require_same_queue(
         what,
         [("durable", known.durable, durable), ("auto_delete", known.auto_delete, auto_delete)],
     )
-    names = ARGUMENTS[queue_type(known.arguments)].keys()
+    names: Set[str] = ARGUMENTS[queue_type(known.arguments)].keys()
     if known.arguments.get(QUEUE_TYPE, CLASSIC) == arguments.get(QUEUE_TYPE, CLASSIC):
         # The default need not be named.
         names = names - {QUEUE_TYPE}

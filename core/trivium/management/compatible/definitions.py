@@ -61,6 +61,13 @@ from trivium.queues.arguments import CLASSIC, QUEUE_RULES, QUEUE_TYPE
 from trivium.security.passwords import verify_password
 from trivium.streams.settings import STREAM_RULES
 from trivium.streams.stream import PARTITIONS
+from trivium.vhost.policies import (
+    ALL,
+    CLASSIC_QUEUES,
+    EXCHANGE_KEYS,
+    QUEUES,
+    STREAMS,
+)
 
 if TYPE_CHECKING:
     from trivium.routing.exchanges import Declarer
@@ -86,6 +93,16 @@ MEANINGLESS: Final = frozenset(
         *("federation-upstream", "federation-upstream-set", "federation-upstream-pattern"),
     }
 )
+_IN_CLASSIC: Final = (
+    *("ha-mode", "ha-params", "ha-sync-mode", "ha-promote-on-shutdown", "ha-promote-on-failure"),
+    *("queue-mode", "queue-master-locator"),
+)
+#: Those of them that only one kind of queues has: a policy with such a key holds for these alone
+#: (RabbitMQ: ``unsupported_policies``).
+_KINDS_OF_KEYS: Final = {
+    **dict.fromkeys(_IN_CLASSIC, CLASSIC_QUEUES),
+    **dict.fromkeys(("stream-max-segment-size-bytes", "initial-cluster-size"), STREAMS),
+}
 #: Arguments of queues that mean something here.
 MEANINGFUL: Final = frozenset({PARTITIONS, *(f"x-{key}" for key in (*QUEUE_RULES, *STREAM_RULES))})
 #: What entries are called, where that is not the section without its s.
@@ -491,9 +508,15 @@ class Import(Timed):
         left = {key: value for key, value in definition.items() if key not in MEANINGLESS}
         for key in definition.keys() - left.keys():
             self._note("policies", entry, f"{key!r} means nothing here")
-        if left:
-            policy = policy_of(name, {**about, "definition": left}, setter)
-            kind.set(self._place(entry), policy)
+        if not left:
+            return
+        about = {**about, "definition": left}
+        only = sorted({_KINDS_OF_KEYS[key] for key in definition if key in _KINDS_OF_KEYS})
+        if only and about.get("apply-to", ALL) in (ALL, QUEUES) and not left.keys() & EXCHANGE_KEYS:
+            about["apply-to"] = only[0]
+            text = only[0].replace("_", " ")
+            self._note("policies", entry, f"it holds for {text} alone, as what was left out did")
+        kind.set(self._place(entry), policy_of(name, about, setter))
 
     def _queue(self, entry: Mapping[str, object]) -> None:
         vhost = self._place(entry)

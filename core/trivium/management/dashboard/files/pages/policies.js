@@ -8,7 +8,7 @@ import { may, state } from "../state.js";
 import { listTable } from "../table.js";
 
 const APPLIES = {
-  all: "queues, streams and exchanges", queues: "queues", classic_queues: "classic queues", quorum_queues: "quorum queues", streams: "streams", exchanges: "exchanges",
+  all: "queues, streams and exchanges", queues: "queues and streams", classic_queues: "classic queues", quorum_queues: "quorum queues", streams: "streams", exchanges: "exchanges",
 };
 
 // A page of policies of one kind.
