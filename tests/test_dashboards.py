@@ -9,13 +9,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from tests.support.core import message
 from tests.support.metrics import metrics_text, parse
 from trivium.config import Config, Listen, StorageConfig
 from trivium.runtime.broker import Broker
 
-DASHBOARD = Path(__file__).parents[1] / "deploy/grafana/trivium.json"
+DEPLOY = Path(__file__).parents[1] / "deploy"
+DASHBOARD = DEPLOY / "grafana/trivium.json"
+(SCRAPED,) = yaml.safe_load((DEPLOY / "docker/prometheus.yml").read_text())["scrape_configs"]
 METRIC = re.compile(r"\b(?:trivium|process)_[a-z0-9_]+")
 #: names of labels in braces, in `by (...)` and in `on (...)`
 LABELS = re.compile(r"(\w+)=~?\"|(?:by|on) \(([^)]*)\)")
@@ -34,7 +37,8 @@ def queries() -> Iterator[tuple[str, str]]:
 
 @pytest.fixture
 async def exposed(tmp_path: Path) -> dict[str, set[str]]:
-    """Labels by the names of metrics of a broker in which everything has happened."""
+    """Labels by the names of metrics that Prometheus of the stack of `deploy/` gets of a broker in
+    which everything has happened."""
     config = Config(
         storage=StorageConfig(data=tmp_path), listen={"mqtt": Listen(0), "amqp": Listen(0)}
     )
@@ -51,7 +55,7 @@ async def exposed(tmp_path: Path) -> dict[str, set[str]]:
         broker.quotas.account("user", "ann")
         broker.quotas.account("listener", "mqtt")
         found: dict[str, set[str]] = {}
-        for name, labels in parse(metrics_text(broker, "/metrics/per-object")):
+        for name, labels in parse(metrics_text(broker, SCRAPED.get("metrics_path", "/metrics"))):
             found.setdefault(name, set()).update(key for key, _ in labels)
         return found
 

@@ -122,6 +122,15 @@ class AccessRefused(TopologyError):
     """A reserved name, or something that the user may not do."""
 
 
+class Configured(AccessRefused):
+    """A user or role of the configuration, which alone changes it; ``kind`` says which."""
+
+    def __init__(self, kind: str, name: str) -> None:
+        super().__init__(
+            f"{kind} '{name}' stands in the configuration: change it there, in [{kind}s.{name}]"
+        )
+
+
 class ResourceLocked(TopologyError):
     """It belongs exclusively to another connection."""
 

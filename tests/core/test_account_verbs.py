@@ -87,7 +87,7 @@ def test_limits_are_shown_where_none_are_given(commands: Commands) -> None:
     commands.done("vhost", "create", "small")
     commands.done("user", "add", "lim", "--password", "one")
     for noun, name in (("user", "lim"), ("vhost", "small")):
-        commands.done(noun, "limits", name, '{"max-queues": 5}')
+        commands.done(noun, "limits", name, "max-queues=5")
         assert commands.rows(noun, "limits", name) == [{"name": name, "limits": {"max-queues": 5}}]
         commands.done(noun, "limits", name, "{}")
         assert commands.rows(noun, "limits", name) == [{"name": name, "limits": {}}]
@@ -185,9 +185,11 @@ def test_virtual_hosts_are_made_shown_and_deleted(commands: Commands) -> None:
 
 def test_policies_are_set_listed_and_deleted(commands: Commands) -> None:
     options = ("--apply-to", "queues", "--priority", "2")
-    commands.done("policy", "set", "short", "^q", '{"max-length": 5}', *options)
+    definition = ("max-length=5", '{"overflow": "drop-head"}')
+    commands.done("policy", "set", "short", "^q", *definition, *options)
     expected = {"vhost": "/", "name": "short", "pattern": "^q", "apply_to": "queues"}
     expected_rest: dict[str, Any] = {"priority": 2, "definition": {"max-length": 5}}
+    expected_rest["definition"] |= {"overflow": "drop-head"}
     (found,) = commands.rows("policy", "list")
     assert found == {**expected, **expected_rest, "suspended": False}
     assert commands.rows("policy", "show", "short") == [found]
@@ -206,12 +208,12 @@ def test_policies_are_set_listed_and_deleted(commands: Commands) -> None:
         (["user", "passwd", "guest", "--password", "x"], EXIT_FAILED, "in the configuration"),
         (["user", "add-key", "guest", "--days", "0"], EXIT_USAGE, "is not above 0"),
         (["user", "delete-key", "none", "--yes"], EXIT_FAILED, "no key 'none'"),
-        (["user", "limits", "x", "5"], EXIT_FAILED, "'limits' is an object"),
+        (["user", "limits", "x", "5"], EXIT_USAGE, "'5' is neither KEY=VALUE nor a JSON object"),
         (["user", "limits", "x", "{"], EXIT_USAGE, "'{' is not JSON"),
         (["permission", "set", "x", "(", "", ""], EXIT_FAILED, "missing )"),
         (["role", "set", "r", "5"], EXIT_FAILED, "the body is an object"),
         (["role", "set", "r", '{"odd": 1}'], EXIT_FAILED, "the body has an unknown field 'odd'"),
-        (["policy", "set", "p", "q", "5"], EXIT_FAILED, "'definition' is an object"),
+        (["policy", "set", "p", "q", "5"], EXIT_USAGE, "'5' is neither KEY=VALUE nor"),
         (["policy", "set", "p", "(", '{"max-length": 5}'], EXIT_FAILED, "missing )"),
         (["policy", "delete", "none", "--yes"], EXIT_FAILED, "no policy 'none'"),
         (["vhost", "delete", "/", "--yes"], EXIT_FAILED, "cannot be deleted"),

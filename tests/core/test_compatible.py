@@ -457,6 +457,11 @@ async def test_exchanges_and_bindings() -> None:
         assert (await site.ask("DELETE", "bindings/%2F/e/amq.default/q/q/q"))[0] == 404
         await site.delete("exchanges/%2F/ex")
         assert len(await site.get("exchanges")) == 9
+        # Nothing in a table of `rabbitmqadmin` is null.
+        assert not any("policy" in each for each in await site.get("exchanges"))
+        alternate = {"pattern": "^in$", "definition": {"alternate-exchange": "amq.fanout"}}
+        await site.put("policies/%2F/alt", alternate)
+        assert (await site.get("exchanges/%2F/in"))["policy"] == "alt"
 
 
 @pytest.mark.parametrize("key", ["a.#", "a/b ~%ü", "100%25"])
@@ -708,8 +713,28 @@ async def test_users_of_the_configuration_are_not_changed() -> None:
             ("DELETE", "users/none", None),
             ("POST", "users/bulk-delete", {"users": ["none"]}),
             ("PUT", "permissions/%2F/none", {"configure": "", "write": "", "read": ""}),
+            ("DELETE", "permissions/%2F/none", None),
+            ("PUT", "user-limits/none/max-channels", {"value": 1}),
         ):
-            assert (await site.ask(method, path, body))[0] == 401, path
+            status, found = await site.ask(method, path, body)
+            # `rabbitmqadmin` shows the reason for 400, and not for 401.
+            assert status == 400, path
+            assert found["reason"].endswith(
+                "in the configuration: change it there, in [users.none]"
+            )
+
+
+async def test_a_user_of_the_configuration_is_granted_again_what_that_grants() -> None:
+    """As scripts do that declare a virtual host for `guest`."""
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
+    async with serve() as site:
+        await site.put("vhosts/new")
+        grants = site.broker.permissions.user("guest")
+        await site.put("permissions/new/guest", everything, 204)
+        await site.put("permissions/%2F/none", everything, 204)
+        assert site.broker.permissions.user("guest") is grants
+        for user, body in (("none", everything), ("guest", {**everything, "read": "x"})):
+            assert (await site.ask("PUT", f"permissions/new/{user}", body))[0] == 400, user
 
 
 async def test_who_is_in_a_password_file_is_granted_something_as_any_user_is(

@@ -130,7 +130,8 @@ def test_limits_and_storage_have_their_keys(tmp_path: Path) -> None:
         tmp_path,
         "max_inflight_messages 20\nmax_queued_messages 0\nmax_queued_bytes 5\n"
         "max_packet_size 100000\nmessage_size_limit 0\nmax_keepalive 60\nmax_topic_alias 3\n"
-        "memory_limit 1000\npersistent_client_expiration 2w\nclientid_prefixes a.\n"
+        "memory_limit 50000000\nsys_interval 3\npersistent_client_expiration 2w\n"
+        "clientid_prefixes a.\n"
         "persistence true\npersistence_location /var/lib/mosquitto/\n",
     )
     assert tree["mqtt"] == {
@@ -140,11 +141,12 @@ def test_limits_and_storage_have_their_keys(tmp_path: Path) -> None:
         "server_keep_alive": 60,
         "topic_alias_maximum": 3,
         "maximum_session_expiry": 1209600,
+        "sys_interval_seconds": 3,
     }
-    assert tree["limits"] == {"memory_high_bytes": 1000}
+    assert tree["limits"] == {"memory_high_bytes": 50_000_000 + (128 << 20)}
     assert tree["auth"]["client_id_pattern"] == r"^a\."
     assert tree["storage"] == {"mode": "disk", "data": "/var/lib/mosquitto/trivium"}
-    keys = ("max_queued_messages", "message_size_limit")
+    keys = ("max_queued_messages", "message_size_limit", "memory_limit")
     assert [note.split(": ")[1] for note in notes] == list(keys)
 
 
@@ -160,7 +162,10 @@ def test_a_listener_whose_mount_point_cannot_be_is_left_out(tmp_path: Path) -> N
 
 
 def test_each_line_without_a_counterpart_is_named(tmp_path: Path) -> None:
-    text = "# nothing\n\nautosave_interval 5\nunheard_of 1\nconnection b\naddress h\ntopic # in\n"
+    text = (
+        "# nothing\n\nautosave_interval 5\nunheard_of 1\nconnection b\naddress h\ntopic # in\n"
+        "queue_qos0_messages true\nmemory_limit 0\n"
+    )
     _, notes = converted(tmp_path, text)
     assert [note.split(": ")[:2] for note in notes] == [
         ["mosquitto.conf:3", "autosave_interval"],
@@ -168,6 +173,8 @@ def test_each_line_without_a_counterpart_is_named(tmp_path: Path) -> None:
         ["mosquitto.conf:5", "connection"],
         ["mosquitto.conf:6", "address"],
         ["mosquitto.conf:7", "topic"],
+        ["mosquitto.conf:8", "queue_qos0_messages"],
+        ["mosquitto.conf:9", "memory_limit"],
     ]
     assert notes[1].endswith(": no counterpart")
 

@@ -16,12 +16,12 @@ from tests.simulation.actors import BINDABLE, KEYS, PATTERNS, Actor
 from tests.simulation.group_model import FENCED, NOT_FOUND, STRATEGIES, Refused
 from tests.simulation.memberships import Memberships
 from tests.simulation.reference import KINDS, POLICIES, TOPICS
-from tests.simulation.stream_model import STREAM_POLICIES
 from tests.simulation.stream_model import (
     KEYED,
     KEYED_SIZES,
     RECORD_KEYS,
     STREAM_ARGUMENTS,
+    STREAM_POLICIES,
     STREAMS,
     Definition,
     Kept,

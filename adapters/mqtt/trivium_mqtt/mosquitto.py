@@ -20,6 +20,8 @@ from trivium.security.password_files import read_password_file
 #: What everybody may do at Mosquitto while there is no `acl_file`.
 _EVERYTHING: Final = ("topic readwrite #", "topic read $SYS/#")
 _ALL: Final = "0.0.0.0"  # noqa: S104 - as Mosquitto listens
+#: What the process has without anything in it, with room: 63 MB with all that it loads.
+_OWN_MEMORY: Final = 128 << 20
 _SECONDS: Final = {"h": 3600, "d": 86400, "w": 604800, "m": 2592000, "y": 31536000}
 
 
@@ -33,8 +35,8 @@ class _Line:
     @property
     def place(self) -> str:
         # Only what may be a key is shown: it may be another file, with secrets.
-        key = self.key if re.fullmatch("[a-z_]+", self.key) else "..."
-        return f"{self.file}:{self.number}: {key}"
+        may_be = self.key in _OTHERWISE or re.fullmatch("[a-z_]+", self.key)
+        return f"{self.file}:{self.number}: {self.key if may_be else '...'}"
 
 
 @dataclass
@@ -138,6 +140,8 @@ class _Conversion:
                 )
             else:
                 self._tree.setdefault(section, {})[key] = value
+                if line.key in _ABOUT:
+                    self._note(line, _ABOUT[line.key])
         elif line.key in _OTHERWISE:
             self._note(line, _OTHERWISE[line.key])
         else:
@@ -338,6 +342,12 @@ def _directory(line: _Line) -> str:
     return str(Path(line.value) / "trivium")
 
 
+def _memory(line: _Line) -> int | None:
+    """What the broker may allocate there is what the whole process has here."""
+    limit = _number(line)
+    return limit + _OWN_MEMORY if limit > 0 else None
+
+
 def _prefix(line: _Line) -> str:
     return f"^{re.escape(line.value)}"
 
@@ -386,11 +396,17 @@ _OF_BROKER: Final[dict[str, tuple[str, str, Callable[[_Line], object]]]] = {
     "max_queued_bytes": ("mqtt", "maximum_queued_bytes", _number),
     "max_queued_messages": ("mqtt", "maximum_queued", _positive),
     "max_topic_alias": ("mqtt", "topic_alias_maximum", _number),
-    "memory_limit": ("limits", "memory_high_bytes", _number),
+    "memory_limit": ("limits", "memory_high_bytes", _memory),
     "message_size_limit": ("limits", "max_message_bytes", _positive),
     "persistence": ("storage", "mode", _mode),
     "persistence_location": ("storage", "data", _directory),
     "persistent_client_expiration": ("mqtt", "maximum_session_expiry", _seconds),
+    "sys_interval": ("mqtt", "sys_interval_seconds", _number),
+}
+#: What is to be known about one of them all the same.
+_ABOUT: Final = {
+    "memory_limit": "[limits] memory_high_bytes is of the whole process: it has 128 MiB more, and"
+    " beyond it publishers wait",
 }
 
 #: Keys that have another meaning behind `connection`.

@@ -345,9 +345,12 @@ def _add_argument(command: argparse.ArgumentParser, how: Verb, name: str, kind: 
     if _is_texts(plain):
         said = {"metavar": name.upper().removesuffix("S"), "nargs": "*"}
     elif not _is_scalar(kind):
-        said["help"] = "JSON"
+        said |= {"nargs": "+", "help": "KEY=VALUE, or JSON"}
     if how.without:
-        said |= {"nargs": "?", "help": "JSON: these and no others; without it they are shown"}
+        said |= {
+            "nargs": "*",
+            "help": "KEY=VALUE, or JSON: these and no others; without them they are shown",
+        }
     command.add_argument(f"body_{name}", **said)
 
 
@@ -486,7 +489,7 @@ def _run(options: argparse.Namespace) -> None:
 def _lacks_last(noun: str, operation: Operation, options: argparse.Namespace) -> bool:
     """Whether the last argument is left out."""
     if operation.body is not None:
-        return all(getattr(options, f"body_{each.name}") is None for each in fields(operation.body))
+        return not any(getattr(options, f"body_{each.name}") for each in fields(operation.body))
     return getattr(options, f"path_{_path_names(noun, operation)[-1]}") is None
 
 
@@ -521,10 +524,8 @@ def _body(model: Any, options: argparse.Namespace) -> dict[str, object]:
             continue
         elif _is_scalar(kind) or (get_origin(kind) is list and isinstance(value, list)):
             found[name] = value
-        elif isinstance(value, list):
-            found[name] = _table(name, value)
         else:
-            found[name] = _json(name, value)
+            found[name] = _table(name, value)
     return found
 
 

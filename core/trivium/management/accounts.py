@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from trivium.management.calls import BadRequest, Call
 from trivium.security.granted import USER
 from trivium.security.passwords import no_password
+from trivium.security.permissions import EVERY_VHOST
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
@@ -94,7 +95,13 @@ def topic_permissions_in(
 
 
 def permit(broker: Broker, user: str, vhost: str, patterns: list[str]) -> bool:
-    """Grant them; whether there was nothing before."""
+    """Grant them; whether there was nothing before. A user of the configuration may have them
+    already. Raises TopologyError."""
+    if broker.users.is_configured(user):
+        known = broker.permissions.user(user)
+        held = {} if known is None else known.permissions
+        if tuple(patterns) in (held.get(vhost), held.get(EVERY_VHOST)):
+            return False
     granted = broker.authentication.granted
     grants = granted.copy(USER, user)
     is_new = vhost not in grants.permissions

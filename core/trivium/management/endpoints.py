@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
-from trivium.errors import AccessRefused, NotFound, TopologyError
+from trivium.errors import AccessRefused, Configured, NotFound, TopologyError
 from trivium.observability.api import ApiAnswer, Refusal, refusal
 from trivium.security.identity import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
 
@@ -59,7 +59,8 @@ def compatible_refusal(error: Exception) -> Refusal | None:
     """What a request is answered as RabbitMQ's management API does; None for a fault of ours."""
     if isinstance(error, NotFound):
         return refusal(404, "Object Not Found", str(error))
-    if isinstance(error, AccessRefused):
+    if isinstance(error, AccessRefused) and not isinstance(error, Configured):
+        # For 401 `rabbitmqadmin` does not say why.
         return refusal(401, "not_authorised", str(error))
     if isinstance(error, BadRequest):
         return refusal(400, error.error, str(error))

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from trivium.common.events import Events
 from trivium.common.values import pack, unpack
-from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
+from trivium.errors import Configured, LimitExceeded, NotFound, PreconditionFailed
 from trivium.security.permissions import MAX_LINES, Grants, Permissions, grants_of
 from trivium.storage.base import Table
 
@@ -75,7 +75,7 @@ class Granted:
         Raises AccessRefused for one of the configuration.
         """
         if (kind, name) in self._configured:
-            raise AccessRefused(f"{kind} '{name}' stands in the configuration: change it there")
+            raise Configured(kind, name)
         known = self._rows.get((kind, name))
         if known is None:
             return Grants()

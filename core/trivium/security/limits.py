@@ -12,7 +12,7 @@ from typing import Final
 from trivium.common.events import Events
 from trivium.common.quotas import USER, Quotas, check_limits
 from trivium.common.values import pack, unpack
-from trivium.errors import AccessRefused, LimitExceeded, NotFound
+from trivium.errors import Configured, LimitExceeded, NotFound
 from trivium.security.users import check_name
 from trivium.storage.base import Table
 
@@ -55,7 +55,7 @@ class UserLimits:
         """
         check_name(name)
         if name in self._configured:
-            raise AccessRefused(f"user '{name}' stands in the configuration: change it there")
+            raise Configured("user", name)
         found = check_limits(USER, limits)
         assert self._table is not None
         key = name.encode()

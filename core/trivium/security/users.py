@@ -12,7 +12,7 @@ from typing import Final
 
 from trivium.common.events import Events
 from trivium.common.values import pack, unpack
-from trivium.errors import AccessRefused, LimitExceeded, NotFound, PreconditionFailed
+from trivium.errors import Configured, LimitExceeded, NotFound, PreconditionFailed
 from trivium.security.hash_queue import HashQueue, RunInPool
 from trivium.security.identity import ADMINISTRATOR, OWNER
 from trivium.security.passwords import (
@@ -249,7 +249,7 @@ class Users(PasswordMethod):
     def changeable(self, name: str) -> StoredUser:
         """The user of the table. Raises NotFound; AccessRefused for one of the configuration."""
         if name in self._configured:
-            raise AccessRefused(f"user '{name}' stands in the configuration: change it there")
+            raise Configured("user", name)
         user = self._rows.get(name)
         if user is None:
             raise NotFound(f"no user '{name}'")

@@ -39,8 +39,8 @@ APPLIES_TO: Final = (ALL, QUEUES, CLASSIC_QUEUES, QUORUM_QUEUES, STREAMS, EXCHAN
 #: What a policy for exchanges may set.
 EXCHANGE_KEYS: Final = frozenset({"alternate-exchange"})
 
-#: What a policy sets of queues alone, and of streams alone. RabbitMQ's streams have no ``max-length``
-#: (``unsupported_policies`` of their ``capabilities``), so that one for both means the queues.
+#: What a policy sets of queues alone, and of streams alone. RabbitMQ's streams have no
+#: ``max-length`` (``unsupported_policies`` of their ``capabilities``): one for both is of queues.
 _OF_QUEUES: Final = POLICY_KEYS - {"max-length-bytes"}
 _OF_STREAMS: Final = STREAM_RULES.keys() - {"max-length", "max-length-bytes"}
 

@@ -124,12 +124,10 @@ def policies(found: InForce) -> dict[str, object]:
 
 
 def exchange(view: ExchangeView, found: Exchange, stats: Stats) -> dict[str, object]:
-    """An exchange."""
-    return {
-        **exchange_basics(view),
-        **stats.message_stats(found, of_exchange(found)),
-        "policy": view.policy,
-    }
+    """An exchange. As in RabbitMQ it has a policy or says nothing of one: for null, tables of
+    `rabbitmqadmin` have no text."""
+    policy = {} if view.policy is None else {"policy": view.policy}
+    return {**exchange_basics(view), **stats.message_stats(found, of_exchange(found)), **policy}
 
 
 def exchange_basics(view: ExchangeView) -> dict[str, object]:
