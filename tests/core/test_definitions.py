@@ -128,6 +128,12 @@ def test_parts_are_bounded_by_size_and_keep_the_order() -> None:
     assert list(definitions.parts({})) == [{}]
 
 
+def test_parts_have_few_passwords_that_are_to_be_hashed() -> None:
+    users = [{"name": str(number), "password": "p"} for number in range(40)]
+    parts = list(definitions.parts({"users": [*users, {"name": "x", "password_hash": "h"}]}))
+    assert [len(part["users"]) for part in parts] == [25, 16]
+
+
 def test_what_rabbitmq_has_and_is_not_here_is_named_line_by_line(
     commands: Commands, tmp_path: Path
 ) -> None:
@@ -164,6 +170,7 @@ def test_without_skip_the_first_thing_that_cannot_be_ends_it(
         (["definitions", "import"], "[]", EXIT_USAGE, "definitions are a JSON object"),
         (["definitions", "import"], '{"queues": {}}', EXIT_USAGE, "'queues' is a list"),
         (["definitions", "import"], '{"queues": [1]}', EXIT_FAILED, "'queues' is a list of"),
+        (["definitions", "import"], '{"users": [1]}', EXIT_FAILED, "'users' is a list of"),
         (["definitions", "import", "/none"], "", EXIT_FAILED, "/none: No such file"),
         (["definitions", "export", "/none/x"], "", EXIT_FAILED, "/none/x: No such file"),
         (["import", "rabbitmq", "x", "--output", "y"], "", EXIT_USAGE, "there is no --output"),
