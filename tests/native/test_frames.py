@@ -45,7 +45,7 @@ from trivium_native.wire.messages import (
     encode_fetched,
     encode_message,
 )
-from trivium_native.wire.properties import decode_properties, encode_properties
+from trivium_native.wire.properties import NativeCodec, decode_properties, encode_properties
 
 FRAMES = vectors.frames()
 
@@ -377,6 +377,8 @@ some_properties = st.builds(
 def test_properties_come_back_and_are_what_msgpack_says(properties: Properties) -> None:
     encoded = encode_properties(properties)
     assert vectors.fields_of(decode_properties(encoded)) == vectors.fields_of(properties)
+    only = vectors.fields_of(properties) == vectors.fields_of(Properties(key=properties.key))
+    assert NativeCodec().only_key(encoded) == (properties.key if only else None)
     if encoded:
         fields = msgpack.unpackb(encoded, strict_map_key=False)
         assert fields.get(1) == properties.content_type
@@ -477,3 +479,14 @@ def test_a_vector_says_what_its_frame_means(
 ) -> None:
     frame = struct.pack("<BQ", kind, correlation) + msgpack.packb(body, use_bin_type=True)
     assert vectors.frames()[name] == struct.pack("<I", len(frame)) + frame
+
+
+@pytest.mark.parametrize("size", [0, 1, 11, 12, 255, 256, 65_535])
+def test_a_key_alone_is_read_as_it_is_packed(size: int) -> None:
+    key = b"k" * size
+    packed = msgpack.packb({13: key})
+    assert encode_properties(Properties(key=key)) == packed
+    assert NativeCodec().only_key(packed) == key == decode_properties(packed).key
+    for other in (packed[:-1], packed + b"\0", b"\x82" + packed[1:], b"\x81\x0c" + packed[2:]):
+        assert NativeCodec().only_key(other) is None
+    assert NativeCodec().only_key(msgpack.packb({13: "k" * size})) is None

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from tests.support.live import TIMEOUT, running
+from trivium.messages.message import Properties
 from trivium_native import connect, errors
-from trivium_native.client import Client
+from trivium_native.client import Client, operations
 from trivium_native.client.lasting import LastingConnection
-from trivium_native.values import Reconnect
+from trivium_native.values import Publication, Reconnect
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -142,7 +143,55 @@ async def test_who_publishes_too_fast_waits(
 
 
 async def test_settings_that_make_no_sense_are_refused(client: Client) -> None:
-    for settings in ({"acks": "some"}, {"linger": -1.0}, {"request_bytes": 0}):
+    for settings in (
+        {"acks": "some"},
+        {"linger": -1.0},
+        {"request_bytes": 0},
+        {"compression": "gzip"},
+    ):
         with pytest.raises(errors.InvalidArgument):
             async with client.publisher(**settings):
                 pass
+
+
+@pytest.mark.parametrize("compression", ["lz4", "zstd"])
+async def test_requests_are_compressed(client: Client, compression: str) -> None:
+    sent = 0
+    send = client.connection.protocol.send
+
+    def counted(operation: operations.Operation[object], wants_reply: bool = True) -> int:
+        nonlocal sent
+        sent += len(operation.body)
+        return send(operation, wants_reply)
+
+    client.connection.protocol.send = counted  # type: ignore[method-assign]
+    numbers = [number for number in range(50) for _ in range(60)]
+    async with client.publisher(compression=compression) as publisher:
+        for number in numbers:
+            await publisher.publish(b"%050d" % number, routing_key="a")
+    assert await records(client, len(numbers)) == numbers
+    assert sent < 50 * len(numbers) / 5
+    await client.publish_batch(
+        [Publication(payload=b"1", routing_key="a")] * 100, compression=compression
+    )
+    assert sent < 50 * len(numbers) / 5
+
+
+async def test_a_publisher_names_the_partition(client: Client) -> None:
+    await client.declare_stream("t", 3)
+    async with client.publisher() as publisher:
+        for number in range(9):
+            await publisher.publish(
+                b"%d" % number,
+                exchange="",
+                routing_key="t",
+                partition=number % 3,
+                properties=Properties(key=b"k"),
+            )
+        with pytest.raises(ValueError, match="no partition -1"):
+            await publisher.publish(b"", partition=-1)
+    for partition in range(3):
+        fetched = await client.fetch("t", partition, 0)
+        found = [record for batch in fetched.batches for record in batch.records()]
+        assert [int(record.payload) for record in found] == list(range(partition, 9, 3))
+        assert {record.key for record in found} == {b"k"}

@@ -128,6 +128,13 @@ class PropertyCodec:
         """Decode ``Message.header`` as this protocol's adapter stored it."""
         raise NotImplementedError
 
+    def only_key(self, header: bytes) -> bytes | None:
+        """The partitioning key of a header that holds nothing else; None for all others.
+
+        A quicker ``decode`` of headers that differ from message to message. It need not know all.
+        """
+        return None
+
     def with_header(self, header: bytes, name: str, value: str) -> bytes:
         """``header`` with this value for the header ``name``; b"" where it cannot have any."""
         return b""

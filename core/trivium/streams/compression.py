@@ -31,7 +31,7 @@ class CompressionError(ValueError):
     """The data is not what the codec makes of as many bytes as were stated."""
 
 
-def compress(codec: int, body: bytes) -> bytes | None:
+def compress(codec: int, body: bytes | memoryview) -> bytes | None:
     """The body compressed, or None where it is to stay as it is."""
     if codec == CODEC_NONE or not MIN_BODY <= len(body) <= MAX_BODY:
         return None

@@ -26,7 +26,7 @@ from zlib import crc32
 from mypy_extensions import i64, mypyc_attr
 
 from trivium.common.turns import EndOfTurn
-from trivium.messages.message import HeaderValue, Message
+from trivium.messages.message import PROTOCOL_NONE, HeaderValue, Message, codec_of
 from trivium.queues.arguments import check_number
 from trivium.routing.exchanges import ACCEPTED, Destination
 from trivium.storage.base import DurabilityWaiter
@@ -65,6 +65,8 @@ READ_BATCHES: Final = 1024
 #: Property headers whose columns are remembered, and the longest that is: publishers repeat them.
 MEMO_SIZE: Final = 256
 MEMO_HEADER_BYTES: Final = 1024
+#: the headers of what has none
+_NO_HEADERS: Final[list[bytes]] = []
 
 
 def take_partitions(arguments: dict[str, HeaderValue], what: str) -> int:
@@ -352,6 +354,9 @@ class Stream(Destination):
         # The partition of what says nothing of its own in this turn.
         self._next_index = 0
         self._memo: dict[tuple[int, bytes], Described] = {}
+        # What reads the properties of the last message, and its protocol.
+        self._codec = codec_of(PROTOCOL_NONE)
+        self._protocol = PROTOCOL_NONE
 
     def _log_name(self, index: int) -> str:
         # The incarnation alone makes it unique; the names are for whoever looks at the files.
@@ -410,7 +415,15 @@ class Stream(Destination):
         header = message.header
         if len(header) > MEMO_HEADER_BYTES or message.annotations is not None:
             return describe(message.properties())
-        place = (message.protocol, header)
+        protocol = message.protocol
+        if protocol != self._protocol:
+            self._codec = codec_of(protocol)
+            self._protocol = protocol
+        key = self._codec.only_key(header)
+        if key is not None:
+            # Keys may differ from message to message: they are not worth remembering.
+            return Described(key, None, _NO_HEADERS, _NO_HEADERS)
+        place = (protocol, header)
         found = self._memo.get(place)
         if found is None:
             found = describe(message.properties())

@@ -264,17 +264,28 @@ class BlockingPublisher:
         routing_key: bytes | str = b"",
         exchange: str = "amq.topic",
         properties: Properties | None = None,
+        partition: int | None = None,
         retain: bool = False,
         mandatory: bool = False,
         priority: int = 0,
     ) -> concurrent.futures.Future[None]:
         """Take a message; waits only while too many bytes wait to be sent.
 
+        ``partition`` is that of the streams that get it, modulo how many they have.
+
         The future is done once what must survive is durable, or has the error that refused this
         message. Raises what has ended the publisher, ValueError for fields that do not fit.
         """
         entry = frame(
-            self._flags, payload, routing_key, exchange, properties, retain, mandatory, priority
+            self._flags,
+            payload,
+            routing_key,
+            exchange,
+            properties,
+            partition,
+            retain,
+            mandatory,
+            priority,
         )
         future: concurrent.futures.Future[None] = concurrent.futures.Future()
         self._handed.append((entry, future))

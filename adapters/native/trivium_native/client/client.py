@@ -195,8 +195,12 @@ class Client(AsyncRunner, Operations):
         self,
         publications: Sequence[Publication] | FramedMessages,
         producer: Producer | None = None,
+        *,
+        compression: str = "none",
     ) -> None:
         """Publish in one request; returns once what must survive is durable.
+
+        With ``compression``, ``lz4`` or ``zstd``, the request is sent compressed.
 
         Messages that are all at-most-once are sent without waiting for an answer. With a
         ``producer`` (see ``open_producer``) messages that the broker has already, by their numbers,
@@ -204,8 +208,9 @@ class Client(AsyncRunner, Operations):
         """
         if not publications:
             return
-        operation = operations.publish(publications, producer)
         connection = self.connection
+        codec = operations.codec(compression, connection.protocol.codecs)
+        operation = operations.publish(publications, producer, codec)
         if (
             producer is None
             and not isinstance(publications, FramedMessages)
@@ -230,6 +235,7 @@ class Client(AsyncRunner, Operations):
         idempotent: bool = True,
         linger: float = 0.0,
         request_bytes: int = REQUEST_BYTES,
+        compression: str = "none",
         on_progress: Progress | None = None,
     ) -> AsyncIterator[Publisher]:
         """Publish message by message, gathered to requests; flushed at the end of the block.
@@ -242,15 +248,18 @@ class Client(AsyncRunner, Operations):
         Messages are numbered (``idempotent``), unless ``acks`` is ``none``: what is sent again
         after a lost connection is there once. ``name`` is that of the producer, which goes on over
         runs of the program; a made-up one is forgotten at the end of the block.
+        ``compression`` of the requests is ``none``, ``lz4`` or ``zstd``.
         ``on_progress`` is called after each request with how many messages are confirmed and how
         many wait. Raises InvalidArgument, and what publishing raises.
         """
-        check_settings(acks, linger, request_bytes)
+        check_settings(acks, linger, request_bytes, compression)
         producer = None
         if idempotent and acks != "none":
             made_up = f"publisher-{secrets.token_hex(8)}"
             producer = await self.open_producer(made_up if name is None else name)
-        publisher = Publisher(self.connection, producer, acks, linger, request_bytes, on_progress)
+        publisher = Publisher(
+            self.connection, producer, acks, linger, request_bytes, compression, on_progress
+        )
         try:
             yield publisher
             await publisher.flush()

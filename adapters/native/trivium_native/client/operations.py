@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+from trivium.streams.compression import CODECS, compress
+from trivium.streams.record_layout import CODEC_NONE
 from trivium_native.client.values import (
     Fetched,
     FramedMessages,
@@ -28,6 +30,7 @@ from trivium_native.wire.errors import (
 )
 from trivium_native.wire.frames import Frame, pack, unpack
 from trivium_native.wire.messages import (
+    CODEC_SHIFT,
     HAS_PRODUCER,
     MAX_MESSAGES,
     MAX_PRODUCER_BYTES,
@@ -36,6 +39,7 @@ from trivium_native.wire.messages import (
     REQUEUE,
     SETTLE,
     TX_HEAD,
+    UNPACKED,
     decode_fetched,
 )
 
@@ -132,12 +136,22 @@ def pattern_bytes(pattern: bytes | str) -> bytes:
 # Publishing
 
 
+def codec(compression: str, known: Collection[str]) -> int:
+    """The codec of that name; none where the broker does not know it. Raises InvalidArgument."""
+    found = CODECS.get(compression)
+    if found is None:
+        raise InvalidArgument(f"compression is {compression!r}, not one of {', '.join(CODECS)}")
+    return found if compression in known else CODEC_NONE
+
+
 def publish(
-    publications: Sequence[Publication] | FramedMessages, producer: Producer | None = None
+    publications: Sequence[Publication] | FramedMessages,
+    producer: Producer | None = None,
+    codec: int = CODEC_NONE,
 ) -> Operation[None]:
     """All messages in one request; answered once what must survive is durable.
 
-    Raises InvalidArgument.
+    With a codec they are sent compressed, where that makes them smaller. Raises InvalidArgument.
     """
     _check_count(len(publications), 1)
     flags = 0
@@ -148,8 +162,14 @@ def publish(
         if not 0 < len(name) <= MAX_PRODUCER_BYTES:
             raise InvalidArgument(f"a producer's name has 1 to {MAX_PRODUCER_BYTES} bytes")
         block = PRODUCER.pack(len(name), producer.epoch, producer.sequence) + name
+    messages = FramedMessages.of(publications).data
+    packed = compress(codec, messages)
+    if packed is not None:
+        flags |= codec << CODEC_SHIFT
+        block += UNPACKED.pack(len(messages))
+        messages = packed
     head = PUBLISH_HEAD.pack(len(publications), flags) + block
-    body = head + FramedMessages.of(publications).data
+    body = head + messages
     return Operation(
         frames.PUBLISH,
         body,

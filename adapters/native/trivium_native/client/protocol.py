@@ -133,6 +133,8 @@ class ClientProtocol:
         self._auth = 0
         #: longest frame that the broker takes; known once Ready
         self.max_frame = frames.MAX_HANDSHAKE_FRAME
+        #: the codecs of messages that the broker takes; known once Ready
+        self.codecs: frozenset[str] = frozenset()
         self.is_ready = False
         # Whether the broker has said anything.
         self._heard = False
@@ -248,6 +250,8 @@ class ClientProtocol:
             reply = unpack(frame.body)
             self._heartbeat = int(reply["heartbeat"])
             self.max_frame = int(reply["max_frame"])
+            # Older brokers take none.
+            self.codecs = frozenset(reply.get("compression", ()))
         elif kind == frames.CANCELLED:
             fields = unpack(frame.body)
             # Older brokers send no code.

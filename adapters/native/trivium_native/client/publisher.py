@@ -32,7 +32,7 @@ from trivium_native.wire.messages import (
     RETAIN,
     encode_message,
 )
-from trivium_native.wire.properties import encode_properties
+from trivium_native.wire.properties import MAX_PARTITION, encode_properties
 
 #: What ``acks`` means: delivery mode and persistence.
 ACKS: Final = {
@@ -56,17 +56,23 @@ def frame(
     routing_key: bytes | str,
     exchange: str,
     properties: Properties | None,
+    partition: int | None,
     retain: bool,
     mandatory: bool,
     priority: int,
 ) -> bytes:
     """A message as a request has it. Raises ValueError for fields that do not fit."""
+    if partition is not None and not 0 <= partition <= MAX_PARTITION:
+        raise ValueError(f"there is no partition {partition}")
+    header = b""
+    if properties is not None or partition is not None:
+        header = encode_properties(properties or Properties(), partition)
     return encode_message(
         flags | (RETAIN if retain else 0) | (MANDATORY if mandatory else 0),
         priority,
         exchange.encode(),
         routing_key.encode() if isinstance(routing_key, str) else routing_key,
-        b"" if properties is None else encode_properties(properties),
+        header,
         payload,
     )
 
@@ -81,6 +87,7 @@ class Publisher:
         acks: str,
         linger: float,
         request_bytes: int,
+        compression: str,
         on_progress: Progress | None,
     ) -> None:
         #: messages that were confirmed
@@ -92,6 +99,7 @@ class Publisher:
         self.flags = ACKS[acks]
         self._linger = linger
         self._request_bytes = min(request_bytes, connection.protocol.max_frame // 2)
+        self._compression = compression
         self._on_progress = on_progress
         self._loop = asyncio.get_running_loop()
         self._waiting: list[_Waiting] = []
@@ -115,17 +123,28 @@ class Publisher:
         routing_key: bytes | str = b"",
         exchange: str = "amq.topic",
         properties: Properties | None = None,
+        partition: int | None = None,
         retain: bool = False,
         mandatory: bool = False,
         priority: int = 0,
     ) -> asyncio.Future[None]:
         """Take a message; waits only while too many bytes wait to be sent.
 
+        ``partition`` is that of the streams that get it, modulo how many they have.
+
         The future is done once what must survive is durable, or has the error that refused this
         message. Raises what has ended the publisher, ValueError for fields that do not fit.
         """
         entry = frame(
-            self.flags, payload, routing_key, exchange, properties, retain, mandatory, priority
+            self.flags,
+            payload,
+            routing_key,
+            exchange,
+            properties,
+            partition,
+            retain,
+            mandatory,
+            priority,
         )
         if self.waiting_bytes >= BUFFER_BYTES:
             await self.room()
@@ -225,7 +244,8 @@ class Publisher:
         """Publish these, in order; each gets to know."""
         while batch:
             framed = FramedMessages(len(batch), b"".join([entry for entry, _ in batch]))
-            operation = operations.publish(framed, self.producer)
+            codec = operations.codec(self._compression, self._connection.protocol.codecs)
+            operation = operations.publish(framed, self.producer, codec)
             try:
                 if self.flags & AT_LEAST_ONCE:
                     await self._connection.publish(operation)
@@ -287,9 +307,10 @@ class Publisher:
                 future.exception()
 
 
-def check_settings(acks: str, linger: float, request_bytes: int) -> None:
+def check_settings(acks: str, linger: float, request_bytes: int, compression: str) -> None:
     """Raises InvalidArgument for what a publisher cannot do."""
     if acks not in ACKS:
         raise InvalidArgument(f"acks is {acks!r}, not one of {', '.join(ACKS)}")
     if linger < 0 or request_bytes < 1:
         raise InvalidArgument("linger is below 0, or request_bytes below 1")
+    operations.codec(compression, ())

@@ -55,6 +55,7 @@ class Streaming(SyncRunner, Operations):
         idempotent: bool = True,
         linger: float = 0.0,
         request_bytes: int = REQUEST_BYTES,
+        compression: str = "none",
         on_progress: Progress | None = None,
     ) -> Iterator[BlockingPublisher]:
         """Publish message by message, gathered to requests; flushed at the end of the block."""
@@ -67,6 +68,7 @@ class Streaming(SyncRunner, Operations):
             idempotent=idempotent,
             linger=linger,
             request_bytes=request_bytes,
+            compression=compression,
             on_progress=on_progress,
         )
         with background.opened(gathering) as found:

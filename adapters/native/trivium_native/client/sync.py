@@ -278,20 +278,27 @@ class SyncClient(Streaming):
         self,
         publications: Sequence[Publication] | FramedMessages,
         producer: Producer | None = None,
+        *,
+        compression: str = "none",
     ) -> None:
         """Publish in one request; returns once what must survive is durable.
+
+        With ``compression``, ``lz4`` or ``zstd``, the request is sent compressed.
 
         Nothing is sent where there is nothing to publish. With a ``producer`` (see
         ``open_producer``) messages that the broker has already, by their numbers, are not published
         again. Raises Rejected, Unroutable, Fenced, OutOfSequence.
         """
         if publications:
-            self.run(operations.publish(publications, producer))
+            codec = operations.codec(compression, self._protocol.codecs)
+            self.run(operations.publish(publications, producer, codec))
 
     def publish_many(
         self,
         requests: Iterable[Sequence[Publication] | FramedMessages],
         producer: Producer | None = None,
+        *,
+        compression: str = "none",
     ) -> None:
         """Publish request after request without waiting for each; returns once all are durable.
 
@@ -303,7 +310,8 @@ class SyncClient(Streaming):
         for publications in requests:
             if not publications:
                 continue
-            operation = operations.publish(publications, producer)
+            codec = operations.codec(compression, self._protocol.codecs)
+            operation = operations.publish(publications, producer, codec)
             if producer is not None:
                 producer = replace(producer, sequence=producer.sequence + len(publications))
             waiting.append((self.start(operation), operation))

@@ -37,6 +37,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+#: the codecs that messages of PUBLISH may be compressed by
+COMPRESSION: Final = ["lz4", "zstd"]
+
 #: Why input is held: a thread checks the password. Nothing is to pile up meanwhile.
 UNDECIDED: Final = FOR_PROTOCOL
 #: What the client has asked for is not done yet. It is not read, so that few such changes (of
@@ -80,6 +83,7 @@ class Handshake:
             "heartbeat": heartbeat,
             "max_frame": max_frame(self._connection.options),
             "broker": f"trivium {trivium.__version__}",
+            "compression": COMPRESSION,
         }
         self._connection.send(encode_frame(frames.HELLO, frame.correlation, pack(reply)))
 

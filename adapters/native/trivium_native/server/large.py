@@ -6,6 +6,7 @@ from trivium.common.pieces import Pieces, split_parts
 from trivium.messages.large import LARGE_PAYLOAD, LargePayload
 from trivium_native.wire.frames import HEAD, HEAD_SIZE, MAX_FIELDS_BYTES, PUBLISH, TX
 from trivium_native.wire.messages import (
+    CODEC_MASK,
     HAS_PRODUCER,
     MAX_PRODUCER_BYTES,
     MESSAGE_HEAD,
@@ -64,11 +65,13 @@ def cut_payloads(frame: Pieces) -> LargeRequest | None:
 
 def _messages_of(start: bytes) -> tuple[int, int]:
     """How many messages the request that begins with ``start`` has, and where they begin; 0 for a
-    request that has none, or is malformed."""
+    request that has none in sight, or is malformed."""
     kind: int = HEAD.unpack_from(start)[1]
     at = HEAD_SIZE + PUBLISH_HEAD_SIZE
     if kind == PUBLISH:
         count, flags = PUBLISH_HEAD.unpack_from(start, HEAD_SIZE)
+        if flags & CODEC_MASK:
+            return 0, 0
         if flags & HAS_PRODUCER:
             name_size: int = PRODUCER.unpack_from(start, at)[0]
             if name_size > MAX_PRODUCER_BYTES:

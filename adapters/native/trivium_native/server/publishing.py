@@ -29,6 +29,7 @@ from trivium.routing.exchanges import REJECTED, UNROUTABLE, Demand, Route
 from trivium.routing.retained import RETAINING_EXCHANGE
 from trivium.runtime.broker import Broker
 from trivium.security.permissions import WRITE, Access
+from trivium.streams.compression import CompressionError, decompress
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.wire.errors import (
     AccessRefused,
@@ -41,7 +42,10 @@ from trivium_native.wire.errors import (
     Rejected,
     Unroutable,
 )
+from trivium_native.wire.frames import FRAME_OVERHEAD
 from trivium_native.wire.messages import (
+    CODEC_MASK,
+    CODEC_SHIFT,
     HAS_PRODUCER,
     MANDATORY,
     MAX_MESSAGES,
@@ -52,8 +56,10 @@ from trivium_native.wire.messages import (
     PRODUCER_SIZE,
     PUBLISH_HEAD_SIZE,
     RETAIN,
+    UNPACKED,
+    UNPACKED_SIZE,
 )
-from trivium_native.wire.properties import decode_properties
+from trivium_native.wire.properties import decode_properties, key_at
 
 #: Indexes of refused messages that an error names.
 MAX_INDEXES: Final = 1024
@@ -87,6 +93,8 @@ class Publisher:
         self._max_payload = max_payload
         #: why publishing is refused at the moment
         self.blocked: str | None = None
+        #: bytes of messages that came compressed, since somebody asked
+        self.unpacked = 0
         #: the large payloads of the request that is read, where they do not lie in its data
         self.payloads: list[LargePayload] | None = None
         # The last address with its route, and properties: publishers repeat them, and equal bytes
@@ -120,16 +128,20 @@ class Publisher:
         head: i64 = read_i64_le(data, at)
         count: i64 = head & 0xFFFF_FFFF
         flags: i64 = head >> 32
-        if flags & ~HAS_PRODUCER or not 0 < count <= MAX_MESSAGES:
+        if flags & ~(HAS_PRODUCER | CODEC_MASK) or not 0 < count <= MAX_MESSAGES:
             raise Malformed("PUBLISH has unknown flags or a wrong count")
         if self.blocked is not None:
             raise Blocked(self.blocked)
         at += PUBLISH_HEAD_SIZE
+        if flags & HAS_PRODUCER:
+            return self._publish_once(data, at, end, count, flags & CODEC_MASK)
         if flags:
-            return self._publish_once(data, at, end, count)
+            data = self._unpack(data, at, end, flags)
+            at = 0
+            end = len(data)
         return self._read_and_publish(data, at, end, count, -1)
 
-    def _publish_once(self, data: bytes, at: i64, end: i64, count: i64) -> int:
+    def _publish_once(self, data: bytes, at: i64, end: i64, count: i64, codec: i64) -> int:
         """Publish what the producer whose block is at ``at`` has not published before."""
         name_at: i64 = at + PRODUCER_SIZE
         if end < name_at:
@@ -154,8 +166,13 @@ class Publisher:
                 {"expected": expected},
             )
         storage = self._broker.storage
+        at = name_at + size
+        if codec:
+            data = self._unpack(data, at, end, codec)
+            at = 0
+            end = len(data)
         try:
-            self._read_and_publish(data, name_at + size, end, count, known)
+            self._read_and_publish(data, at, end, count, known)
             if known < count:
                 producers.advance(producer, epoch, sequence + count)
         except (Rejected, Unroutable) as error:
@@ -166,6 +183,20 @@ class Publisher:
             raise
         # Also where nothing was published: the first time may not be durable yet.
         return storage.write_batch if storage.is_durable else 0
+
+    def _unpack(self, data: bytes, at: i64, end: i64, codec: i64) -> bytes:
+        """The messages that ``data[at:end]`` holds compressed. Raises Malformed."""
+        packed_at: i64 = at + UNPACKED_SIZE
+        if end < packed_at:
+            raise Malformed("PUBLISH is cut")
+        size: int = UNPACKED.unpack_from(data, at)[0]
+        if size > self._max_payload + FRAME_OVERHEAD:
+            raise Malformed("PUBLISH holds more than a frame may")
+        self.unpacked += size
+        try:
+            return decompress(codec >> CODEC_SHIFT, data[packed_at:end], size)
+        except CompressionError as error:
+            raise Malformed(f"compressed messages: {error}") from None
 
     def _read_and_publish(self, data: bytes, at: i64, end: i64, count: i64, skip: int) -> int:
         """Publish the ``count`` messages ``data[at:end]``; ``skip`` as in ``_publish``."""
@@ -314,6 +345,12 @@ class Publisher:
         if len(header) == end - at and lies_at(data, at, header):
             return header
         header = data[at:end]
+        if key_at(header):
+            # A key says nothing of the delivery, and each message may have another.
+            self._expiration = self._delivery = -1
+            self._delay = 0
+            self._raw_properties = header
+            return header
         properties = decode_properties(header)
         expiration = properties.expiration
         delivery = _delivery_of(properties)

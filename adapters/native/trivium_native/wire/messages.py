@@ -31,6 +31,12 @@ PUBLISH_HEAD: Final = Struct("<II")
 PUBLISH_HEAD_SIZE: Final = 8
 #: PUBLISH flag: a producer block (id length, epoch, first sequence number, id) comes first
 HAS_PRODUCER: Final = 1
+#: PUBLISH flags: the codec of the messages, by its number in a record batch; 0 none
+CODEC_MASK: Final = 6
+CODEC_SHIFT: Final = 1
+#: what stands before compressed messages: their size
+UNPACKED: Final = Struct("<I")
+UNPACKED_SIZE: Final = 4
 PRODUCER: Final = Struct("<IIQ")
 PRODUCER_SIZE: Final = 16
 MAX_PRODUCER_BYTES: Final = 255

@@ -73,16 +73,61 @@ _MOST: Final[dict[int, int]] = {
 }
 
 
-def encode_properties(properties: Properties) -> bytes:
-    """Neutral properties as bytes; empty when there are none."""
+def encode_properties(properties: Properties, partition: int | None = None) -> bytes:
+    """Neutral properties as bytes, with a partition that is named beside them; empty for none."""
     fields: dict[int, object] = {}
-    for number, name, _ in _FIELDS:
-        value = getattr(properties, name)
-        if value is not None and value is not False:
-            fields[number] = value
+    if properties.content_type is not None:
+        fields[CONTENT_TYPE] = properties.content_type
+    if properties.content_encoding is not None:
+        fields[CONTENT_ENCODING] = properties.content_encoding
+    if properties.correlation_id is not None:
+        fields[CORRELATION_ID] = properties.correlation_id
+    if properties.reply_to is not None:
+        fields[REPLY_TO] = properties.reply_to
+    if properties.reply_to_topic is not None:
+        fields[REPLY_TO_TOPIC] = properties.reply_to_topic
+    if properties.expiration is not None:
+        fields[EXPIRATION] = properties.expiration
+    if properties.message_id is not None:
+        fields[MESSAGE_ID] = properties.message_id
+    if properties.timestamp is not None:
+        fields[TIMESTAMP] = properties.timestamp
+    if properties.type_ is not None:
+        fields[TYPE] = properties.type_
+    if properties.user_id is not None:
+        fields[USER_ID] = properties.user_id
+    if properties.app_id is not None:
+        fields[APP_ID] = properties.app_id
+    if properties.payload_is_text:
+        fields[PAYLOAD_IS_TEXT] = True
+    key = properties.key
+    if key is not None:
+        fields[KEY] = key
+    if properties.delay is not None:
+        fields[DELAY] = properties.delay
+    if partition is None:
+        partition = properties.partition
+    if partition is not None:
+        fields[PARTITION] = partition
     if properties.headers:
         fields[HEADERS] = [[name, value] for name, value in properties.headers]
+    if key is not None and len(fields) == 1 and len(key) <= 0xFF:
+        # What ``pack`` makes of it.
+        return b"".join((b"\x81\x0d\xc4", len(key).to_bytes(1, "little"), key))
     return pack(fields) if fields else b""
+
+
+def key_at(header: bytes) -> int:
+    """Where the key begins in properties that hold nothing else, in the shortest form; else 0."""
+    size = len(header)
+    if size < 4 or header[0] != 0x81 or header[1] != KEY:
+        return 0
+    kind = header[2]
+    if kind == 0xC4 and header[3] == size - 4:
+        return 4
+    if kind == 0xC5 and size > 4 and (header[3] << 8 | header[4]) == size - 5:
+        return 5
+    return 0
 
 
 def decode_properties(header: bytes) -> Properties:
@@ -162,6 +207,10 @@ class NativeCodec(PropertyCodec):
 
     def decode(self, header: bytes) -> Properties:
         return decode_properties(header)
+
+    def only_key(self, header: bytes) -> bytes | None:
+        at = key_at(header)
+        return header[at:] if at else None
 
     def with_header(self, header: bytes, name: str, value: str) -> bytes:
         found = decode_properties(header)
