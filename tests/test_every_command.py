@@ -43,7 +43,12 @@ def options_of(words: Words) -> set[str]:
     return {flag for action in LEAVES[words] for flag in action.option_strings}
 
 
-LISTING = [words for words in LEAVES if "--columns" in options_of(words)]
+LISTING = [
+    words
+    for words in LEAVES
+    # One of them has its own formats.
+    if "--columns" in options_of(words) and "--format" not in options_of(words)
+]
 #: Those that show one thing.
 SHOWING = [words for words in LEAVES if words[0] in NOUNS and words[-1] in ("show", "describe")]
 

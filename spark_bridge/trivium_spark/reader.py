@@ -32,7 +32,8 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from trivium.streams.records import RecordBatch
-from trivium_spark.columns import BatchConverter, arrow_schema
+from trivium_native.arrow import BatchConverter
+from trivium_spark.columns import arrow_schema
 from trivium_spark.connection import FETCH_BYTES, ReconnectingConnection, StreamGone
 from trivium_spark.errors import TriviumSparkError
 from trivium_spark.filters import Pushed

@@ -31,12 +31,12 @@ from trivium.streams.records import (
     RecordBatch,
     encode_batch,
 )
+from trivium_native.arrow import TYPES, BatchConverter, topic_text
 from trivium_native.wire.properties import encode_properties
-from trivium_spark.columns import COLUMNS, MORE_COLUMNS, BatchConverter, arrow_schema
+from trivium_spark.columns import COLUMNS, MORE_COLUMNS, arrow_schema
 from trivium_spark.errors import OptionError
-from trivium_spark.publisher import PROPERTY_COLUMNS, topic_text
 
-ALL = pa.schema([pa.field(name, kind) for name, _, kind in COLUMNS])
+ALL = pa.schema([pa.field(name, TYPES[name]) for name, _ in COLUMNS])
 NOON = 1_700_000_000_123
 
 
@@ -111,7 +111,7 @@ def test_all_columns_of_one_record() -> None:
     ]
 
 
-MORE = pa.schema([pa.field(name, kind) for name, _, kind in MORE_COLUMNS[:6]])
+MORE = pa.schema([pa.field(name, TYPES[name]) for name, _ in MORE_COLUMNS[:6]])
 
 
 @pytest.mark.parametrize("cuts", [(), (1, 2, 3)])
@@ -142,7 +142,7 @@ SAID = Properties(
     user_id="u",
     app_id="app",
 )
-PUBLISHER = pa.schema([pa.field(name, kind) for name, _, kind in PROPERTY_COLUMNS])
+PUBLISHER = pa.schema([pa.field(name, TYPES[name]) for name, _ in MORE_COLUMNS[7:]])
 
 
 @pytest.mark.parametrize("cuts", [(), (1, 2, 3, 4)])

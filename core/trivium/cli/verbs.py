@@ -20,6 +20,7 @@ from datetime import datetime
 from types import NoneType
 from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
+from trivium.cli import reading
 from trivium.cli.clients import UsageError
 from trivium.cli.control import Api, find_api, run_command, segment
 from trivium.cli.progress import progress
@@ -279,6 +280,8 @@ def add_verbs(noun: str, parser: argparse.ArgumentParser) -> None:
         command = verbs.add_parser(verb, help=summary, description=about, aliases=aliases)
         _add_arguments(command, noun, verb, operation)
         add_control(command)
+    if noun == "stream":
+        reading.add_read(verbs.add_parser("read", help=reading.ABOUT, description=reading.ABOUT))
 
 
 def _add_arguments(
@@ -454,6 +457,8 @@ def _not_empty(text: str) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Do what the options say; the exit code."""
+    if options.verb == "read":
+        return reading.run(options)
     return run_command(options, _run)
 
 

@@ -115,11 +115,10 @@ def as_text(routing_key: bytes) -> str:
     return routing_key.decode(errors="surrogateescape")
 
 
-@asynccontextmanager
-async def connect(server: Server) -> AsyncIterator[Client]:
-    """A connected client, anonymous unless the URL names a user."""
+def target_of(server: Server) -> Target:
+    """Where the command's URL leads."""
     default_port = DEFAULT_PORT if server.tls is None else DEFAULT_TLS_PORT
-    target = Target(
+    return Target(
         server.host,
         default_port if server.port is None else server.port,
         server.path or "/",
@@ -127,8 +126,13 @@ async def connect(server: Server) -> AsyncIterator[Client]:
         server.password or "",
         server.tls,
     )
+
+
+@asynccontextmanager
+async def connect(server: Server) -> AsyncIterator[Client]:
+    """A connected client, anonymous unless the URL names a user."""
     try:
-        async with native.connect(target, reconnect=False) as client:
+        async with native.connect(target_of(server), reconnect=False) as client:
             yield NativeClient(client)
     except TlsError as error:
         raise UsageError(str(error)) from None

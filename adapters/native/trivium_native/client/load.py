@@ -17,14 +17,14 @@ from trivium.cli.roads import PREFETCH, Consumer, Plan, Publisher, Watcher
 from trivium.common.client_tls import TlsError
 from trivium_native.client import client as native
 from trivium_native.client import operations
+from trivium_native.client.command import target_of
 from trivium_native.client.connection import ClientConnection
 from trivium_native.client.consumer import GroupConsumer
 from trivium_native.client.operations import Operation
 from trivium_native.client.transaction import Transaction
-from trivium_native.client.url import DEFAULT_TLS_PORT, Target
+from trivium_native.client.url import Target
 from trivium_native.client.values import Delivery, Producer, Publication
 from trivium_native.wire.errors import NativeError, Rejected
-from trivium_native.wire.frames import DEFAULT_PORT
 
 #: Milliseconds after which a queue is gone whose load could not delete it.
 EXPIRES_MS: Final = 600_000
@@ -46,15 +46,7 @@ class NativeRoad:
     copies = False
 
     def __init__(self, server: Server, plan: Plan) -> None:
-        default_port = DEFAULT_PORT if server.tls is None else DEFAULT_TLS_PORT
-        self._target = Target(
-            server.host,
-            default_port if server.port is None else server.port,
-            server.path or "/",
-            server.username,
-            server.password or "",
-            server.tls,
-        )
+        self._target = target_of(server)
         self._plan = plan
         self._unconfirmed: dict[int, dict[int, list[Publication]]] = {}
         self._begins: dict[int, int] = {}

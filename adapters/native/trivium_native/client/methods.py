@@ -11,6 +11,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Generic, ParamSpec, Self, TypeVar, overload
 
 from trivium_native.client import (
+    arrow_operations,
     group_operations,
     operations,
     permission_operations,
@@ -115,6 +116,7 @@ class Operations:
     # Streams and groups
     metadata = Method(operations.metadata)
     fetch = Method(operations.fetch)
+    fetch_arrow = Method(arrow_operations.fetch_arrow)
     offset_for_timestamp = Method(operations.offset_for_timestamp)
     commit = Method(group_operations.commit)
     committed = Method(group_operations.committed)

@@ -418,7 +418,8 @@ def give_back(subscription: int, first: int, last: int, requeue: bool) -> Operat
 # Streams
 
 
-def _fetched(body: bytes) -> Fetched:
+def fetched(body: bytes) -> Fetched:
+    """What FETCHED says."""
     first_offset, mark, batches = decode_fetched(body)
     return Fetched(first_offset, mark, [StoredBatch(base, data) for base, data in batches])
 
@@ -451,7 +452,7 @@ def fetch(
     if max_bytes is not None:
         fields["max_bytes"] = max_bytes
     return Operation(
-        frames.FETCH, pack_fields(fields), frames.FETCHED, _fetched, wait=max_wait, repeats=True
+        frames.FETCH, pack_fields(fields), frames.FETCHED, fetched, wait=max_wait, repeats=True
     )
 
 

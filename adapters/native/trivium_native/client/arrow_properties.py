@@ -22,23 +22,22 @@ from trivium.messages.message import PROTOCOL_NEUTRAL, Properties, codec_of, reg
 from trivium.messages.neutral import NeutralCodec
 from trivium.messages.topics import topic_of
 
-logger = logging.getLogger("trivium_spark")
+logger = logging.getLogger(__name__)
 
-#: name, Spark type and Arrow type of the columns
-PROPERTY_COLUMNS: Final = (
-    ("content_encoding", "string", pa.string()),
-    ("correlation_id", "binary", pa.binary()),
-    ("reply_to", "string", pa.string()),
-    ("reply_to_topic", "string", pa.string()),
-    ("message_id", "string", pa.string()),
-    ("publisher_timestamp", "timestamp", pa.timestamp("us", tz="UTC")),
-    ("type", "string", pa.string()),
-    ("user_id", "string", pa.string()),
-    ("app_id", "string", pa.string()),
-)
-_TYPES: Final = {name: kind for name, _, kind in PROPERTY_COLUMNS}
+#: the columns, and their types
+PROPERTY_TYPES: Final = {
+    "content_encoding": pa.string(),
+    "correlation_id": pa.binary(),
+    "reply_to": pa.string(),
+    "reply_to_topic": pa.string(),
+    "message_id": pa.string(),
+    "publisher_timestamp": pa.timestamp("us", tz="UTC"),
+    "type": pa.string(),
+    "user_id": pa.string(),
+    "app_id": pa.string(),
+}
 _SECOND: Final = 1_000_000
-#: the last second of the year 9999, beyond which Spark shows no time
+#: the last second of the year 9999, beyond which Python and Spark show no time
 _LAST_SECOND: Final = 253_402_300_799
 
 
@@ -99,7 +98,7 @@ class PublisherProperties:
         ]
 
     def column(self, name: str) -> pa.Array:
-        """One of ``PROPERTY_COLUMNS``; null where a message does not have it."""
+        """One of ``PROPERTY_TYPES``; null where a message does not have it."""
         value = _VALUES.get(name, operator.attrgetter(name))
         values = [value(properties) for properties in self._found]
-        return pa.array(values, _TYPES[name]).take(self._indices)
+        return pa.array(values, PROPERTY_TYPES[name]).take(self._indices)

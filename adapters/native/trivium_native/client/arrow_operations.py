@@ -1,0 +1,63 @@
+"""Reading into Arrow's record batches; see ``operations``. pyarrow is imported when it is used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from trivium_native.client import operations
+from trivium_native.client.operations import Operation
+from trivium_native.client.values import Fetched
+from trivium_native.wire import frames
+
+
+def fetch_arrow(
+    stream: str,
+    partition: int,
+    offset: int | str,
+    *,
+    columns: Sequence[str] | None = None,
+    incarnation: str | None = None,
+    max_bytes: int | None = None,
+    min_bytes: int = 1,
+    max_wait: float = 0.0,
+) -> Operation[Any]:
+    """``fetch`` as a ``pyarrow.RecordBatch``: the records from ``offset`` on, by column.
+
+    ``columns`` are names of ``trivium_native.arrow.TYPES``, or those of its ``COLUMNS``. The
+    metadata of the schema has ``next_offset``, where to go on, and ``high_watermark``. Raises what
+    ``fetch`` does, InvalidArgument, and ImportError without pyarrow (``trivium[arrow]``).
+    """
+    try:
+        from trivium_native import arrow
+    except ImportError as error:
+        raise ImportError(f"{error}: pip install 'trivium[arrow]'") from None
+    names = arrow.COLUMNS if columns is None else columns
+    arrow.schema_of(names)
+    fetching = operations.fetch(
+        stream,
+        partition,
+        offset,
+        incarnation=incarnation,
+        max_bytes=max_bytes,
+        min_bytes=min_bytes,
+        max_wait=max_wait,
+    )
+
+    def parse(body: bytes) -> Any:
+        fetched = operations.fetched(body)
+        return arrow.to_arrow(fetched, stream, partition, _start(offset, fetched), names)
+
+    return Operation(
+        fetching.kind, fetching.body, frames.FETCHED, parse, wait=max_wait, repeats=True
+    )
+
+
+def _start(offset: int | str, fetched: Fetched) -> int:
+    """The first offset that was asked for."""
+    if isinstance(offset, int):
+        return offset
+    if offset == "first":
+        return fetched.first_offset
+    # The newest, which is the one before the mark; there is none from ``next`` on.
+    return fetched.high_watermark - (offset == "last")
