@@ -76,6 +76,9 @@ COLUMNS: Final = (
     *("protocol", "content_type"),
 )
 
+#: Arrow's offsets have 32 bits, with a sign.
+_MOST_BYTES: Final = (1 << 31) - 1
+
 #: delivery modes by their numbers; there is none of the last one
 _MODES: Final = pa.array([*DELIVERY_MODES, None])
 
@@ -255,9 +258,22 @@ class _JoinedBatches:
         return milliseconds.cast(pa.timestamp("us", tz="UTC"), safe=False)
 
     def _topics(self) -> pa.Array:
+        texts = [self._constant_topic(index) for index in range(len(self._batches))]
+        if texts and None not in texts:
+            each = numpy.repeat(numpy.arange(len(texts)), self._counts)
+            return pa.array(texts, pa.string()).take(pa.array(each))
         keys = self._binary(ROUTING_KEY, is_nullable=False).dictionary_encode()
         topics = pa.array([topic_text(key) for key in keys.dictionary.to_pylist()], pa.string())
         return topics.take(keys.indices)
+
+    def _constant_topic(self, index: int) -> str | None:
+        """The topic of all records of a batch, where they have one routing key."""
+        column = self._batches[index].columns.get(ROUTING_KEY)
+        if column is None:
+            return topic_text(b"")
+        if column.rows != 1:
+            return None
+        return topic_text(bytes(self._slice(index, column.data_at, column.data_size)))
 
     def _headers(self) -> pa.Array:
         lists = _Lengths()
@@ -305,7 +321,14 @@ class _Lengths:
     def add(self, data: memoryview, offsets_at: int, rows: int, times: int) -> None:
         """The values of ``rows`` rows, ``times`` times."""
         offsets: bytes | memoryview = data[offsets_at : offsets_at + 4 * (rows + 1)]
-        if times != 1:
+        if rows == 1:
+            # A constant column: numpy takes longer to repeat and to add up.
+            first, last = numpy.frombuffer(offsets, "<i4")
+            steps = numpy.arange(times + 1, dtype=numpy.int64) * (int(last) - int(first))
+            if steps[-1] > _MOST_BYTES:
+                raise pa.ArrowInvalid("a column has more than 2 GiB")
+            offsets = steps.astype("<i4").tobytes()
+        elif times != 1:
             lengths = numpy.tile(numpy.diff(numpy.frombuffer(offsets, "<i4")), times)
             offsets = numpy.cumsum([0, *lengths], dtype="<i4").tobytes()
         self._add(offsets, rows * times)

@@ -314,7 +314,9 @@ class BlockingPublisher:
 
     async def _room(self) -> None:
         self._hand_over()
-        await self._publisher.room()
+        # Half of it is room enough for a while: to ask each time would take longer than to send.
+        full = self._publisher.waiting_bytes >= BUFFER_BYTES
+        await self._publisher.room(BUFFER_BYTES // 2 if full else BUFFER_BYTES)
 
     async def _flush(self) -> None:
         self._hand_over()

@@ -147,16 +147,16 @@ class Publisher:
             priority,
         )
         if self.waiting_bytes >= BUFFER_BYTES:
-            await self.room()
+            await self.room(BUFFER_BYTES)
         if self._error is not None:
             raise self._error
         future: asyncio.Future[None] = self._loop.create_future()
         self.take(entry, future)
         return future
 
-    async def room(self) -> None:
-        """Wait while too many bytes wait to be sent. Raises what has ended the publisher."""
-        while self.waiting_bytes >= BUFFER_BYTES and self._error is None:
+    async def room(self, below: int) -> None:
+        """Wait for fewer bytes to wait to be sent. Raises what has ended the publisher."""
+        while self.waiting_bytes >= below and self._error is None:
             self._has_room.clear()
             await self._has_room.wait()
         if self._error is not None:
