@@ -368,3 +368,31 @@ async def test_a_numbered_producer_goes_on(url: str) -> None:
         assert client.declare_queue("q").messages == 7
 
     await in_thread(url, work)
+
+
+async def test_a_confirmation_is_waited_for_like_a_future(url: str) -> None:
+    def work(client: SyncClient) -> None:
+        client.declare_queue("q")
+        told: list[bool] = []
+        called = threading.Event()
+        # Nothing is sent before it is asked for.
+        with client.publisher(linger=TIMEOUT) as publisher:
+            good = publisher.publish(b"a", routing_key="q", exchange="")
+            bad = publisher.publish(b"b", exchange="none")
+            with pytest.raises(TimeoutError):
+                good.result(timeout=0.01)
+            assert not good.done()
+            good.add_done_callback(lambda done: told.append(done.done()))
+            good.add_done_callback(lambda done: 1 / 0)
+            bad.add_done_callback(lambda done: called.set())
+            with pytest.raises(errors.NotFound):
+                publisher.flush()
+            good.result()
+            with pytest.raises(errors.NotFound):
+                bad.result(TIMEOUT)
+            assert called.wait(TIMEOUT)
+            assert told == [True]
+            good.add_done_callback(lambda done: told.append(done.done()))
+            assert told == [True, True]
+
+    await in_thread(url, work)

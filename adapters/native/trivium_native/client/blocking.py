@@ -6,7 +6,8 @@ Each is the one of the client for asyncio, in the background; what is awaited th
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
+import logging
+import threading
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Final, Generic, Self, TypeVar
@@ -26,6 +27,8 @@ from trivium_native.client.values import (
 )
 
 T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 #: Bytes of messages that a publisher may hand over at a time.
 HANDED_OVER: Final = 1 << 20
@@ -235,6 +238,67 @@ def in_thread(
     return call
 
 
+class Confirmation:
+    """Whether a message is confirmed, asked as of a future of ``concurrent.futures``.
+
+    Of those, tens of thousands would keep the garbage collector busier than the publisher.
+    """
+
+    __slots__ = ("_callbacks", "_error", "_is_done", "_lock")
+
+    def __init__(self, lock: threading.Lock) -> None:
+        self._lock = lock
+        self._is_done = False
+        self._error: BaseException | None = None
+        self._callbacks: list[Callable[[Confirmation], object]] | None = None
+
+    def done(self) -> bool:
+        """Whether it is confirmed or refused."""
+        return self._is_done
+
+    def result(self, timeout: float | None = None) -> None:
+        """Wait until it is confirmed. Raises what refused it, TimeoutError after so long."""
+        error = self.exception(timeout)
+        if error is not None:
+            raise error
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """Wait; what refused it, None if nothing did. Raises TimeoutError after so long."""
+        if not self._is_done:
+            done = threading.Event()
+            self.add_done_callback(lambda _: done.set())
+            if not done.wait(timeout):
+                raise TimeoutError
+        return self._error
+
+    def add_done_callback(self, callback: Callable[[Confirmation], object]) -> None:
+        """Have it called once this is done: by another thread, or at once."""
+        with self._lock:
+            if not self._is_done:
+                self._callbacks = [*(self._callbacks or ()), callback]
+                return
+        callback(self)
+
+    def set_result(self, result: None) -> None:
+        """It is confirmed."""
+        self._end(None)
+
+    def set_exception(self, error: BaseException | None) -> None:
+        """It is refused."""
+        self._end(error)
+
+    def _end(self, error: BaseException | None) -> None:
+        with self._lock:
+            self._error = error
+            self._is_done = True
+            callbacks, self._callbacks = self._callbacks, None
+        for callback in callbacks or ():
+            try:
+                callback(self)
+            except Exception:
+                logger.exception("a callback of a confirmation failed")
+
+
 class BlockingPublisher:
     """Takes messages one by one; see ``Publisher``. Threads may share it."""
 
@@ -243,7 +307,8 @@ class BlockingPublisher:
         self._publisher = publisher
         self._flags = publisher.flags
         # What the loop has not taken yet, and its bytes; the loop is called once for all of it.
-        self._handed: deque[tuple[bytes, concurrent.futures.Future[None]]] = deque()
+        self._handed: deque[tuple[bytes, Confirmation]] = deque()
+        self._lock = threading.Lock()
         self._bytes = 0
         self._is_called = False
 
@@ -268,12 +333,12 @@ class BlockingPublisher:
         retain: bool = False,
         mandatory: bool = False,
         priority: int = 0,
-    ) -> concurrent.futures.Future[None]:
+    ) -> Confirmation:
         """Take a message; waits only while too many bytes wait to be sent.
 
         ``partition`` is that of the streams that get it, modulo how many they have.
 
-        The future is done once what must survive is durable, or has the error that refused this
+        The result is done once what must survive is durable, or has the error that refused this
         message. Raises what has ended the publisher, ValueError for fields that do not fit.
         """
         entry = frame(
@@ -287,20 +352,20 @@ class BlockingPublisher:
             mandatory,
             priority,
         )
-        future: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._handed.append((entry, future))
+        confirmation = Confirmation(self._lock)
+        self._handed.append((entry, confirmation))
         self._bytes += len(entry)
         if self._bytes >= HANDED_OVER or self._publisher.waiting_bytes >= BUFFER_BYTES:
             self._background.call(self._room())
         elif not self._is_called:
             self._is_called = True
             self._background.schedule(self._hand_over)
-        return future
+        return confirmation
 
     def flush(self) -> None:
         """Wait until all that was taken is confirmed or refused.
 
-        Raises the first error since the last flush, which the message's future has as well.
+        Raises the first error since the last flush, which the message's confirmation has as well.
         """
         self._background.call(self._flush())
 
@@ -309,8 +374,7 @@ class BlockingPublisher:
         self._is_called = False
         self._bytes = 0
         while self._handed:
-            entry, future = self._handed.popleft()
-            self._publisher.take(entry, future)
+            self._publisher.take(*self._handed.popleft())
 
     async def _room(self) -> None:
         self._hand_over()

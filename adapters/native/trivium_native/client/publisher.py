@@ -7,9 +7,8 @@ stay in their order whatever the broker refuses, and their numbers have no gaps.
 from __future__ import annotations
 
 import asyncio
-import concurrent.futures
 from dataclasses import replace
-from typing import Final
+from typing import Final, Protocol
 
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium_native.client import operations
@@ -45,8 +44,23 @@ BUFFER_BYTES: Final = 16 << 20
 #: Bytes of a waiting message beside its own.
 _OVERHEAD: Final = 256
 
-#: Who waits for a message may be another thread.
-Confirmation = asyncio.Future[None] | concurrent.futures.Future[None]
+
+class Confirmation(Protocol):
+    """Who waits for a message, maybe in another thread."""
+
+    def done(self) -> bool:
+        """Whether it is confirmed or refused."""
+
+    def set_result(self, result: None, /) -> None:
+        """It is confirmed."""
+
+    def set_exception(self, error: BaseException, /) -> None:
+        """It is refused."""
+
+    def exception(self) -> BaseException | None:
+        """What refused it."""
+
+
 _Waiting = tuple[bytes, Confirmation]
 
 
