@@ -72,7 +72,7 @@ def add_read(command: argparse.ArgumentParser) -> None:
         help="an offset, first or next (default: first)",
     )
     command.add_argument("--count", type=_number, metavar="N", help="stop after N records")
-    command.add_argument("--columns", metavar="A,B", help="default: all that Spark reads")
+    command.add_argument("--columns", metavar="A,B", help="default: the usual ones")
     command.add_argument("--follow", action="store_true", help="wait for more at the end")
 
 
