@@ -170,7 +170,17 @@ def wrong_modules(text: str) -> list[str]:
         found
         for found in re.findall(rf"(?<![\w./:@-])((?:{names})(?:\.\w+)+)(?![\w/])", text)
         if found.split(".")[1]
-        not in ("io", "toml", "adapters", "clients", "options", "imports", "inside", "remote")
+        not in (
+            "io",
+            "toml",
+            "adapters",
+            "clients",
+            "options",
+            "imports",
+            "inside",
+            "remote",
+            "readers",
+        )
         if not is_there(found)
     ]
 

@@ -29,7 +29,7 @@ def fetch_arrow(
     ``fetch`` does, InvalidArgument, and ImportError without pyarrow (``trivium[arrow]``).
     """
     try:
-        from trivium_native import arrow
+        from trivium_native.client import arrow
     except ImportError as error:
         raise ImportError(f"{error}: pip install 'trivium[arrow]'") from None
     names = arrow.COLUMNS if columns is None else columns
