@@ -131,7 +131,7 @@ def test_a_full_read_round_trips(
                 Publication(payload=b"3", routing_key="a.b", properties=Properties(partition=4)),
             ]
         )
-    columns = ", ".join(f"{name} {kind}" for name, kind, _ in COLUMNS + MORE_COLUMNS)
+    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS + MORE_COLUMNS)
 
     def whole(url: str) -> DataFrame:
         reader = spark.read.format("trivium").schema(columns)
