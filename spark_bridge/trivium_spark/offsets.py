@@ -270,6 +270,29 @@ def backlog_of(start: Offsets, snapshot: Snapshot) -> dict[StreamPartition, int]
     return found
 
 
+def behind(
+    places: Mapping[StreamPartition, int],
+    snapshot: Snapshot,
+    sizes: Mapping[StreamPartition, float],
+) -> dict[str, dict[str, int]]:
+    """Records, and about the bytes, between ``places`` and the ends, of each stream.
+
+    ``sizes`` are the bytes of a record. A partition without one is like the others of its stream.
+    """
+    found: dict[str, dict[str, int]] = {}
+    for stream, state in snapshot.items():
+        left = {
+            number: bounds.latest - places[stream, number]
+            for number, bounds in enumerate(state.partitions)
+            if bounds is not None and (stream, number) in places
+        }
+        known = [sizes[stream, number] for number in left if (stream, number) in sizes]
+        mean = sum(known) / len(known) if known else 0.0
+        weights = [sizes.get((stream, number), mean) * each for number, each in left.items()]
+        found[stream] = {"records": sum(left.values()), "bytes": round(sum(weights))}
+    return found
+
+
 def _differs(start: Offsets, snapshot: Snapshot, key: StreamPartition, begin: int) -> bool:
     is_same_stream = start.incarnations.get(key[0]) == snapshot[key[0]].incarnation
     return not is_same_stream or start.offsets.get(key) != begin

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gc
 import logging
+import math
 import sys
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -35,7 +36,7 @@ from trivium.streams.records import RecordBatch
 from trivium_native.arrow import BatchConverter
 from trivium_spark.columns import arrow_schema
 from trivium_spark.connection import FETCH_BYTES, ReconnectingConnection, StreamGone
-from trivium_spark.errors import TriviumSparkError
+from trivium_spark.errors import TriviumSparkError, first_line, first_lines
 from trivium_spark.filters import Pushed
 from trivium_spark.offsets import (
     OffsetRange,
@@ -43,6 +44,7 @@ from trivium_spark.offsets import (
     Snapshot,
     advance,
     backlog_of,
+    behind,
     beyond_the_end,
     check_losses,
     check_order,
@@ -58,6 +60,9 @@ logger = logging.getLogger("trivium_spark")
 
 #: Least bytes of a fetch.
 _LEAST_BYTES: Final = 64 << 10
+
+#: Seconds for which what records weigh is taken to stay.
+_SIZES_LAST: Final = 30.0
 
 #: Small record batches are joined until they have this many rows or bytes: each one handed to
 #: Spark costs as much as some hundred rows.
@@ -87,9 +92,10 @@ class RangeReader:
         Raises DataLossError when some do not exist any more, unless the query accepts that.
         """
         spare_collections()
-        with ReconnectingConnection(
-            self._options.access, self._options.retry_timeout
-        ) as connection:
+        with (
+            first_line(),
+            ReconnectingConnection(self._options.access, self._options.retry_timeout) as connection,
+        ):
             converter = BatchConverter(wanted.stream, wanted.partition, self._schema)
             position = wanted.start
             for batches in _grouped(self._batches(connection, wanted)):
@@ -211,6 +217,7 @@ def report(losses: list[str], is_fatal: bool) -> None:
         logger.warning("data loss accepted (failOnDataLoss is false): %s", loss)
 
 
+@first_lines
 class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     """The source of a streaming query. It lives in one process on the driver while the query runs.
 
@@ -227,6 +234,10 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._reported: set[str] = set()
         # The streams that are read, as of the last snapshot.
         self._read: Collection[str] = options.selection.streams
+        # How far the streams are ahead, by what records weighed when that was last asked.
+        self._behind: dict[str, dict[str, int]] = {}
+        self._sizes: dict[StreamPartition, float] = {}
+        self._sized_at = -math.inf
         # When a batch is made of less than ``minOffsetsPerTrigger``; the first one waits for none.
         self._due_at = 0.0
 
@@ -268,10 +279,19 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         losses = [loss for loss in result.losses if loss not in self._reported]
         report(losses, self._options.fail_on_data_loss)
         self._reported.update(losses)
+        self._measure(result.end, snapshot)
         return result.end.to_json()
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
-        return None if self._newest is None else self._newest.to_json()
+        return None if self._newest is None else self._newest.to_json() | {"behind": self._behind}
+
+    def _measure(self, end: Offsets, snapshot: Snapshot) -> None:
+        """How far each stream will be ahead of the query once the batch up to ``end`` is done."""
+        places = backlog_of(end, snapshot)
+        if places and time.monotonic() >= self._sized_at + _SIZES_LAST:
+            self._sizes = self._connected().record_sizes(places, snapshot)
+            self._sized_at = time.monotonic()
+        self._behind = behind(places, snapshot, self._sizes)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> Sequence[InputPartition]:
         planned = ranges(Offsets.from_json(start), Offsets.from_json(end))
@@ -310,6 +330,7 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         return self._connection
 
 
+@first_lines
 class TriviumReader(DataSourceReader):
     """The source of a batch query: the records between two positions."""
 
@@ -339,6 +360,7 @@ class TriviumReader(DataSourceReader):
         return self._reader.read(partition.range)
 
 
+@first_lines
 class FilteringReader(TriviumReader):
     """The same, for Spark to leave filters to. Spark refuses it unless it is told to do so."""
 

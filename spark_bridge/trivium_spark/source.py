@@ -6,12 +6,13 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from trivium_spark.columns import SCHEMA
-from trivium_spark.errors import OptionError
+from trivium_spark.errors import OptionError, first_lines
 from trivium_spark.options import BATCH_OPTIONS, parse_read_options, parse_write_options
 from trivium_spark.reader import FilteringReader, TriviumReader, TriviumStreamReader
 from trivium_spark.writer import TriviumStreamWriter, TriviumWriter
 
 
+@first_lines
 class TriviumDataSource(DataSource):
     """``format("trivium")``: streams of a broker as a source, its exchanges and streams as a sink.
 

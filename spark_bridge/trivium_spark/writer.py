@@ -34,7 +34,7 @@ from pyspark.sql.types import StructType
 
 from trivium_native.values import Part
 from trivium_spark.connection import ReconnectingConnection
-from trivium_spark.errors import OptionError, TriviumSparkError
+from trivium_spark.errors import OptionError, TriviumSparkError, first_lines
 from trivium_spark.framing import RowFramer
 from trivium_spark.options import (
     DEFAULT_RETRY_TIMEOUT,
@@ -133,6 +133,7 @@ class RowPublisher:
         return ReconnectingConnection(self._options.access, self._options.retry_timeout)
 
 
+@first_lines
 class TriviumStreamWriter(DataSourceStreamArrowWriter):
     """The sink of a streaming query. ``commit`` and ``abort`` are called on the driver."""
 
@@ -152,6 +153,7 @@ class TriviumStreamWriter(DataSourceStreamArrowWriter):
         _abort(self._options, messages)
 
 
+@first_lines
 class TriviumWriter(DataSourceArrowWriter):
     """The sink of a batch query. ``commit`` and ``abort`` are called on the driver."""
 

@@ -15,6 +15,7 @@ from trivium_spark.offsets import (
     StreamState,
     advance,
     backlog_of,
+    behind,
     beyond_the_end,
     check_losses,
     check_order,
@@ -400,3 +401,19 @@ def test_parts_are_all_that_there_was(
         assert len(parts) >= min(least, sum(sizes))
     if most is not None:
         assert all(part.size <= most for part in parts)
+
+
+def test_streams_are_ahead_by_records_and_about_their_bytes() -> None:
+    snapshot = {
+        "s": StreamState("one", (Bounds(0, 10), Bounds(0, 10), Bounds(0, 4))),
+        "t": StreamState("two", (Bounds(5, 5), None)),
+    }
+    places = {("s", 0): 4, ("s", 1): 9}
+    assert behind(places, snapshot, {("s", 0): 100.0}) == {
+        "s": {"records": 7, "bytes": 700},
+        "t": {"records": 0, "bytes": 0},
+    }
+    assert behind(places, snapshot, {}) == {
+        "s": {"records": 7, "bytes": 0},
+        "t": {"records": 0, "bytes": 0},
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -189,6 +190,33 @@ def test_wrong_options_are_named(spark: SparkSession, broker: TriviumProcess) ->
         load(spark, broker).collect()
 
 
+def first_line_of(error: BaseException) -> str:
+    """That which is about the error itself, whatever Spark says before it in the same line."""
+    return next(line for line in str(error).splitlines() if "Error" in line or "Trace" in line)
+
+
+def test_errors_are_one_line_first(
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient, reading: Reading
+) -> None:
+    with pytest.raises(AnalysisException) as planned:
+        load(spark, broker).collect()
+    assert "errors.OptionError: stream 's'" in first_line_of(planned.value)
+    place = broker.url.removeprefix("trivium://")
+    with pytest.raises(AnalysisException) as refused:
+        load(spark, broker, url=f"trivium://guest:wrong@{place}").collect()
+    assert f"wrong password for user guest at {place}" in first_line_of(refused.value)
+    client.declare_stream("s", 1)
+    with pytest.raises(Exception, match="DataLossError") as of_a_task:
+        load(spark, broker, endingOffsets='{"s/0": 9}').collect()
+    (line,) = [each for each in str(of_a_task.value).splitlines() if "Traceback" in each][:1]
+    assert "DataLossError" in str(of_a_task.value).partition(line)[0]
+    client.delete_stream("s")
+    query = reading.start()
+    with pytest.raises(StreamingQueryException) as ended:
+        query.awaitTermination()
+    assert "errors.OptionError: stream 's'" in first_line_of(ended.value)
+
+
 def test_query_from_latest_reads_what_follows(reading: Reading, client: SyncClient) -> None:
     client.declare_stream("s", 1)
     publish(client, "s", range(5))
@@ -363,7 +391,12 @@ def test_progress_shows_the_latest_offset(reading: Reading, client: SyncClient) 
     query.awaitTermination()
     (source,) = query.recentProgress[0]["sources"]
     assert '"s/0": 2' in str(source["endOffset"]).replace("'", '"')
-    assert '"s/0": 5' in str(source["latestOffset"]).replace("'", '"')
+    latest = json.loads(source["latestOffset"])
+    assert latest["offsets"] == {"s/0": 5}
+    assert latest["behind"]["s"]["records"] == 3
+    assert latest["behind"]["s"]["bytes"] > 3
+    (source,) = query.recentProgress[-1]["sources"]
+    assert json.loads(source["latestOffset"])["behind"] == {"s": {"records": 0, "bytes": 0}}
 
 
 @pytest.mark.parametrize("codec", ["lz4", "zstd"])
