@@ -188,6 +188,10 @@ OPERATIONS: list[tuple[str, str, str, Any, str]] = [
     ("DELETE", "v1/vhosts/{vhost}/tracing", f"{VHOST}/tracing", None, "vhost.tracing.off"),
     ("PUT", "v1/vhosts/{vhost}/streams/{stream}", f"{VHOST}/streams/s", {}, "stream.created"),
     (
+        *("PUT", "v1/vhosts/{vhost}/streams/{stream}/partitions", f"{VHOST}/streams/s/partitions"),
+        *({"partitions": 2}, "stream.extended"),
+    ),
+    (
         *("POST", "v1/vhosts/{vhost}/groups/{group}/members", f"{VHOST}/groups/g/members"),
         *({"member": "m", "streams": ["s"]}, "group.member.joined"),
     ),

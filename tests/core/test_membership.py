@@ -30,6 +30,7 @@ from trivium.groups.membership import (
 )
 from trivium.storage.memory import MemoryStorage
 from trivium.streams.stream import Partition, Stream
+from trivium.vhost.extending import add_partitions
 from trivium.vhost.virtual_host import VirtualHost
 
 SESSION = 10_000
@@ -153,6 +154,20 @@ def test_a_member_that_leaves_gives_everything_back_at_once(
         a.beat()
     with pytest.raises(StaleMember):
         a.leave()
+
+
+def test_new_partitions_are_shared_out_and_read_from_their_beginning(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    a = Client(vhost, "a").join()
+    add_partitions(vhost, "s", 6)
+    broker_of(vhost).end_turn()
+    assert a.calls == 1
+    a.beat()
+    assert a.partitions == [0, 1, 2, 3, 4, 5]
+    assert a.may_commit(stream, 4, 5)
+    lags = vhost.groups.lag("g", stream)
+    assert [(each.partition, each.committed) for each in lags[4:]] == [(4, -1), (5, -1)]
 
 
 def test_what_an_answer_gave_is_not_taken_for_let_go_by_who_has_not_seen_it(

@@ -89,6 +89,21 @@ async def test_a_stream_is_declared_shown_listed_and_deleted(tmp_path: Path) -> 
         assert (await site.ask("DELETE", path))[0] == 404
 
 
+async def test_a_stream_is_given_more_partitions(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        path = "vhosts/%2F/streams/s"
+        assert await site.ask("PUT", path, json={"partitions": 2}) == (201, None)
+        for wanted, status in ((5, 204), (5, 204), (4, 409), (1025, 422), (0, 422)):
+            assert (await site.ask("PUT", path + "/partitions", json={"partitions": wanted}))[
+                0
+            ] == status
+        assert (await site.ask("GET", path))[1]["partitions"] == 5
+        assert await site.ask("PUT", path, json={"partitions": 5}) == (204, None)
+        assert (await site.ask("PUT", path, json={"partitions": 2}))[0] == 409
+        missing = "vhosts/%2F/streams/no/partitions"
+        assert (await site.ask("PUT", missing, json={"partitions": 2}))[0] == 404
+
+
 async def test_a_group_is_shown_with_its_lag_reset_and_deleted(tmp_path: Path) -> None:
     async with serve(tmp_path, protocols=["native"]) as site:
         await site.ask("PUT", "vhosts/%2F/streams/s", json={"partitions": 1})

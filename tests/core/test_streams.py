@@ -37,6 +37,7 @@ from trivium.streams.stream import (
     StreamReader,
     partition_of,
 )
+from trivium.vhost.extending import add_partitions
 from trivium.vhost.policies import Policy
 from trivium.vhost.virtual_host import VirtualHost
 
@@ -499,6 +500,50 @@ def test_a_stream_comes_back_with_its_records_and_bindings(
     assert restored.incarnation == stream.incarnation
     assert payloads(restored.partitions[0]) == [b"1"]
     assert again.route(again.exchange("amq.topic"), b"t").destinations == [restored]
+
+
+def test_more_partitions_begin_empty_keep_the_settings_and_come_back(
+    broker: Broker, storage: HeldStorage
+) -> None:
+    vhost = broker.vhosts["/"]
+    grown = vhost.declare_stream("grown", 2, {"x-max-length": 1})
+    # In the middle of a turn that has messages for it.
+    grown.accept(message(b"0", key=b"t", exchange="amq.topic"))
+    before = vhost.topology_version
+    add_partitions(vhost, "grown", 5)
+    assert vhost.topology_version > before
+    assert [each.index for each in grown.partitions] == list(range(5))
+    broker.end_turn()
+    for _ in range(3):
+        for n in range(50):
+            grown.accept(message(b"%d" % n, key=b"t%d" % n, exchange="amq.topic"))
+        broker.end_turn()
+    storage.complete()
+    assert {crc32(b"t%d" % n) % 5 for n in range(50)} == set(range(5))
+    last = grown.partitions[4]
+    assert (last.index, last.next_offset > 3) == (4, True)
+    broker.now_ms += 10_000
+    broker.end_turn()
+    assert last.first_offset > 0
+    restored = open_broker(storage).vhosts["/"].stream("grown")
+    assert restored.incarnation == grown.incarnation
+    assert [each.next_offset for each in restored.partitions] == [
+        each.next_offset for each in grown.partitions
+    ]
+    assert vhost.declare_stream("grown", 5, {"x-max-length": 1}) is grown
+
+
+@pytest.mark.parametrize("count", [0, 1, 1025])
+def test_partitions_become_neither_fewer_nor_too_many(broker: Broker, count: int) -> None:
+    vhost = broker.vhosts["/"]
+    grown = vhost.declare_stream("grown", 2)
+    with pytest.raises(PreconditionFailed, match="has 2 partitions: it can have more"):
+        add_partitions(vhost, "grown", count)
+    before = vhost.topology_version
+    add_partitions(vhost, "grown", 2)
+    assert (len(grown.partitions), vhost.topology_version) == (2, before)
+    with pytest.raises(NotFound):
+        add_partitions(vhost, "none", 2)
 
 
 class ComparedReader(Compared, Reader):

@@ -93,6 +93,7 @@ NOUNS: Final = {
             "create": "streams_declare",
             "delete": "streams_delete",
             "partitions": "streams_partitions",
+            "extend": "streams_extend",
             "groups": "groups_of_stream",
         },
         ("vhost", "name", "partitions", "records", "published", "policy"),

@@ -358,6 +358,18 @@ class Stream(Destination):
         self._codec = codec_of(PROTOCOL_NONE)
         self._protocol = PROTOCOL_NONE
 
+    def add_partitions(self, count: int) -> None:
+        """Have ``count`` partitions, more than there are; the new ones are empty.
+
+        Settings are to be applied anew. Keys choose among all of them from now on.
+        """
+        self.partitions.extend(
+            [
+                Partition(self, index, self._log_name(index))
+                for index in range(len(self.partitions), count)
+            ]
+        )
+
     def _log_name(self, index: int) -> str:
         # The incarnation alone makes it unique; the names are for whoever looks at the files.
         return f"stream/{self.vhost.name}/{self.name}/{self.incarnation}/{index}"

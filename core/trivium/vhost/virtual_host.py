@@ -107,7 +107,8 @@ class VirtualHost(StreamNamespace):
         self._unknown = UnknownArguments()
         storage = broker.storage
         self.rows = TopologyRows(storage, name, self.changes)
-        self._stream_rows = storage.table(f"streams/{name}")
+        #: partitions, incarnation and arguments by name
+        self.stream_rows = storage.table(f"streams/{name}")
         #: what of it is not in force
         self.suspensions = Suspensions(self, declarers)
         self.bindings = Bindings(storage.table(f"bindings/{name}"), self.suspensions)
@@ -393,7 +394,7 @@ class VirtualHost(StreamNamespace):
         self.broker.quotas.require([self.account], quotas.STREAMS)
         # Tells a stream from an earlier one of the same name: their offsets do not compare.
         incarnation = secrets.token_hex(8)
-        self._stream_rows.put(name.encode(), pack([partitions, incarnation, wanted]))
+        self.stream_rows.put(name.encode(), pack([partitions, incarnation, wanted]))
         self.changes.add(QUEUE, name)
         made = self._make_stream(name, partitions, incarnation, wanted)
         self.topology_version += 1
@@ -430,7 +431,7 @@ class VirtualHost(StreamNamespace):
         del self.streams[name]
         self.account.add(quotas.STREAMS, -1)
         self.gone.add_stream(stream)
-        self._stream_rows.delete(name.encode())
+        self.stream_rows.delete(name.encode())
         self.changes.add(QUEUE, name)
         self._unbind_everywhere(stream)
         self.groups.forget(stream)
@@ -619,7 +620,7 @@ class VirtualHost(StreamNamespace):
             if exchange is not None:
                 self.exchanges[name] = exchange
                 exchange.declarer = declarers.restored(more[0], self.name) if more else None
-        for key, row in self._stream_rows.items():
+        for key, row in self.stream_rows.items():
             partitions, incarnation, arguments = unpack(row)
             self._make_stream(key.decode(), partitions, incarnation, arguments)
         last: bytes | None = None

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Final
 
+from trivium.management.endpoints import ENTERED
 from trivium.management.rest.operations import answer, body_of, declared, listed, operation
 from trivium.management.rest.schema import About, Count, Name, Table
 from trivium.management.values import shown_table
@@ -14,6 +15,7 @@ from trivium.security.permissions import CONFIGURE
 from trivium.streams.compression import CODECS
 from trivium.streams.settings import stream_settings_of
 from trivium.streams.stream import MAX_PARTITIONS
+from trivium.vhost.extending import add_partitions
 from trivium.vhost.policies import STREAMS
 
 if TYPE_CHECKING:
@@ -77,6 +79,13 @@ class StreamDeclaration:
     arguments: Annotated[Table, About(text="such as x-max-age, x-max-length-bytes")] = field(
         default_factory=dict
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Extension:
+    """How many partitions a stream is to have."""
+
+    partitions: Annotated[int, About(text="at least those of now", least=1, most=MAX_PARTITIONS)]
 
 
 _Item = tuple["VirtualHost", "CoreStream"]
@@ -158,6 +167,15 @@ def declare(call: Call) -> None:
     call.created(is_new)
 
 
+def extend(call: Call) -> None:
+    """Have more partitions."""
+    wanted = body_of(call, Extension)
+    name = call.names["stream"]
+    call.access.require(CONFIGURE, "stream", name)
+    add_partitions(call.vhost, name, wanted.partitions)
+    call.gone()
+
+
 def delete(call: Call) -> None:
     """Delete one with its records."""
     name = call.names["stream"]
@@ -177,5 +195,14 @@ ENDPOINTS: Final = (
         "Partitions of a stream",
         result=Partition,
         is_list=True,
+    ),
+    operation(
+        "PUT",
+        _ONE + "/partitions",
+        extend,
+        "Give it more partitions",
+        vhost=ENTERED,
+        body=Extension,
+        statuses=(204,),
     ),
 )
