@@ -733,6 +733,8 @@ async def test_a_user_of_the_configuration_is_granted_again_what_that_grants() -
         await site.put("permissions/new/guest", everything, 204)
         await site.put("permissions/%2F/none", everything, 204)
         assert site.broker.permissions.user("guest") is grants
+        found = await site.get("permissions/new/guest")
+        assert found == {"user": "guest", "vhost": "new", **everything}
         for user, body in (("none", everything), ("guest", {**everything, "read": "x"})):
             assert (await site.ask("PUT", f"permissions/new/{user}", body))[0] == 400, user
 

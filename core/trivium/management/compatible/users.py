@@ -25,6 +25,7 @@ from trivium.management.values import checked, number_of, text_of
 from trivium.observability.api import ApiAnswer
 from trivium.runtime.user_deletion import delete_user
 from trivium.security.granted import USER
+from trivium.security.permissions import EVERY_VHOST
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
@@ -209,12 +210,14 @@ def get_permissions(call: Call) -> ApiAnswer:
 
 
 def get_permission(call: Call) -> ApiAnswer:
-    """That of a user in a virtual host."""
-    admits = _admits(call)
-    for found in permissions_in(call.broker, _wanted(call)):
-        if found is not None and admits(found):
-            return ApiAnswer(200, shown_permission(found))
-    raise NotFound(NOT_FOUND)
+    """That of a user in a virtual host, or else in all of them."""
+    user, vhost = _named(call), call.vhost.name
+    grants = call.broker.permissions.user(user)
+    held = {} if grants is None else grants.permissions
+    patterns = held.get(vhost, held.get(EVERY_VHOST))
+    if patterns is None:
+        raise NotFound(NOT_FOUND)
+    return ApiAnswer(200, shown_permission((user, vhost, patterns)))
 
 
 def _check_both(call: Call) -> None:
