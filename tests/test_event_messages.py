@@ -7,7 +7,7 @@ import struct
 from typing import Any
 
 import pytest
-from pamqp.commands import Basic, Channel, Exchange, Queue
+from pamqp.commands import Basic, Channel, Connection, Exchange, Queue
 
 from tests.support import amqp, mqtt, native, roads
 from tests.support.amqp import Client
@@ -77,6 +77,35 @@ def test_connections_come_and_go(server: amqp.Server) -> None:
     found = events(server)
     assert [key for key, _ in found] == ["connection.created", "connection.closed"]
     assert {about["user"] for _, about in found} == {"guest"}
+
+
+def test_a_connection_is_told_of_with_its_client_and_virtual_host() -> None:
+    server = make_server()
+    vhost = server.vhost
+    vhost.bind(vhost.exchange(EVENT_EXCHANGE), Binding(vhost.declare_queue("e"), b"connection.#"))
+    clients = [server.mqtt("root", "device"), server.amqp("root"), server.native("root")]
+    for client in clients:
+        client.lose()
+    server.settle()
+    told: dict[str, list[tuple[object, ...]]] = {}
+    while (entry := vhost.queues["e"].get(no_ack=True)) is not None:
+        about = dict(entry.message.properties().headers)
+        key = entry.message.address.key.decode()
+        place = tuple(about[name] for name in ("protocol", "client_id", "vhost"))
+        told.setdefault(key, []).append(place)
+    expected = [("mqtt", "device", "/"), ("amqp", "", "/"), ("native", "", "/")]
+    assert told == {"connection.created": expected, "connection.closed": expected}
+
+
+def test_a_connection_that_may_not_enter_is_not_told_of(server: amqp.Server) -> None:
+    listener(server, "connection.*")
+    client = server.connect()
+    client.feed(amqp.PROTOCOL_HEADER)
+    client.send(amqp.start_ok(b"guest", b"guest", None), channel=0)
+    client.send(Connection.TuneOk(2047, 131_072, 0), channel=0)
+    client.send(Connection.Open("none"), channel=0)
+    client.lose()
+    assert events(server) == []
 
 
 def test_a_connection_has_its_name_with_both_ends(server: amqp.Server) -> None:

@@ -21,8 +21,10 @@ from trivium.messages.neutral import encode_neutral
 from trivium.messages.tracing import UNSAMPLED as NOT_SAMPLED
 from trivium.messages.tracing import Tracer, parse_traceparent
 from trivium.observability.otlp import encode_request
+from trivium.routing.exchanges import Binding
 from trivium.runtime import tracing
 from trivium.runtime.tracing import MessageTracer
+from trivium.vhost.predeclared import EVENT_EXCHANGE, TRACE_EXCHANGE
 from trivium_native.wire import frames
 
 TRACE = "0af7651916cd43dd8448eb211c80319c"
@@ -86,7 +88,7 @@ def test_a_message_that_comes_with_a_context_is_followed(traced: Traced) -> None
     assert publish.parent_span_id.hex() == PARENT
     assert deliver.parent_span_id == ack.parent_span_id == publish.span_id
     kinds = [span.kind for span in spans]
-    assert kinds == [Span.SPAN_KIND_SERVER, Span.SPAN_KIND_PRODUCER, Span.SPAN_KIND_SERVER]
+    assert kinds == [Span.SPAN_KIND_SERVER] * 3
     assert [span.flags for span in spans] == [0x301, 0x101, 0x101]
     assert all(0 < span.start_time_unix_nano <= span.end_time_unix_nano for span in spans)
     assert attributes(publish) == {
@@ -99,13 +101,32 @@ def test_a_message_that_comes_with_a_context_is_followed(traced: Traced) -> None
         "messaging.message.body.size": 4,
         "network.protocol.name": "amqp",
         "network.peer.address": "127.0.0.1",
-        "network.peer.port": "1",
+        "network.peer.port": 1,
         "user.name": "root",
         "messaging.trivium.vhost": "/",
         "messaging.trivium.routing_key": "k",
     }
     assert attributes(deliver)["messaging.operation.type"] == "receive"
     assert attributes(ack)["messaging.operation.type"] == "settle"
+
+
+def test_messages_that_the_broker_makes_of_others_are_not_followed() -> None:
+    traced = Traced(make_server(), 1.0)
+    vhost = traced.server.vhost
+    seen = vhost.declare_queue("seen")
+    for exchange in (TRACE_EXCHANGE, EVENT_EXCHANGE):
+        vhost.bind(vhost.exchange(exchange), Binding(seen, b"#"))
+    traced.server.broker.virtual_hosts.set_tracing("/", True)
+    client = traced.server.amqp("root")
+    client.publish("k", exchange="x")
+    client.consume("q", no_ack=True)
+    traced.server.settle()
+    received = client.consume("seen", "seen", no_ack=True)
+    traced.server.settle()
+    received += client.take()
+    keys = {each.routing_key for each in received if isinstance(each, Basic.Deliver)}
+    assert {"connection.created", "publish.x", "deliver.q"} <= keys
+    assert set(traced.names()) == {"publish x", "deliver q"}
 
 
 def test_consumers_get_the_span_of_the_publish(traced: Traced) -> None:

@@ -9,21 +9,11 @@ from pamqp.commands import Basic, Confirm, Tx
 from tests.support import amqp, mqtt, native
 from tests.support.server import Client
 from tests.support.storages import HeldStorage
-from trivium.common.counters import Traffic
+from tests.support.traffic import counted
 from trivium.common.quotas import LISTENER, USER, VHOST
 from trivium.routing.exchanges import Binding
 from trivium_amqp.connection import AmqpConnection
 from trivium_native.wire import frames
-
-NAMES = (
-    *("published", "confirmed", "returned", "unroutable", "delivered", "delivered_settled"),
-    *("redelivered", "got", "got_settled", "acknowledged"),
-)
-
-
-def counted(traffic: Traffic) -> dict[str, int]:
-    """What is not 0, except for bytes."""
-    return {name: getattr(traffic, name) for name in NAMES if getattr(traffic, name)}
 
 
 def of(client: Client) -> dict[str, int]:

@@ -18,6 +18,7 @@ from trivium.listen import ListenerConfig
 from trivium.observability import http
 from trivium.observability.api import ApiAnswer, ApiPlace, ApiRefused, ApiRequest, refusal
 from trivium.observability.http import HttpServer, Metrics
+from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.authentication import make_authenticator
 from trivium.security.permissions import Permissions
 
@@ -69,7 +70,7 @@ async def serve(answer: Callable[[ApiRequest], ApiAnswer]) -> AsyncIterator[tupl
         make_authenticator(Config(), run),
         Permissions(),
         lambda: None,
-        Metrics((), lambda path, query: iter(())),
+        Metrics((), lambda path, query: iter(()), ProtocolMetrics()),
         ListenerConfig(protocol="http", address="127.0.0.1:0"),
         api=api,
     )

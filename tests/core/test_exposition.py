@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from typing import Any
 
 import pytest
@@ -166,6 +167,40 @@ def test_no_more_series_than_may_be(broker: Broker, vhost: VirtualHost) -> None:
     found = scrape(broker, "queue_consumer_count", "queue_coarse_metrics")
     assert len(found) == 7 + 1
     assert found["trivium_detailed_objects_left_out", ()] == 3 + 10
+
+
+def test_families_share_what_room_there_is(broker: Broker, vhost: VirtualHost) -> None:
+    vhost.declare_stream("s", 2)
+    # There are 4 samples of each queue, 5 of each partition, 3 of each exchange.
+    names = ("queue_coarse_metrics", "stream_metrics", "exchange_metrics")
+    exchanges = len(vhost.exchanges)
+    for number in range(100):
+        vhost.declare_queue(f"q{number}")
+    limit(broker, max_series=2 * 5 + 4 * 10 + 3 * exchanges)
+    found = scrape(broker, *names)
+    assert len(found) == broker.config.metrics.max_series + 1
+    assert found["trivium_detailed_objects_left_out", ()] == 90
+    assert value(found, "stream_partition_records", vhost="/", stream="s", partition="1") == 0
+    # Each family has a third, and what streams leave is for the others.
+    limit(broker, max_series=5 + 5 + 40)
+    found = scrape(broker, *names)
+    kinds = Counter(name.split("_")[2] for name, _ in found)
+    assert kinds["stream"] == 10
+    assert (kinds["queue"], kinds["exchange"]) == (20, min(18, 3 * exchanges))
+    # Too little for a share to be of any use: what fits first is there.
+    limit(broker, max_series=5)
+    assert len(scrape(broker, *names)) == 4 + 1
+
+
+def test_given_up_messages_are_counted_from_0_on_for_each_reason(broker: Broker) -> None:
+    found = parse(metrics_text(broker))
+    for name, reasons in (
+        ("dead_lettered", ("delivery_limit", "expired", "maxlen", "rejected")),
+        ("dropped", ("expired", "moved", "purged", "undeliverable")),
+    ):
+        for reason in reasons:
+            full = f"trivium_queue_messages_{name}_total"
+            assert found[full, (("reason", reason),)] == 0
 
 
 def test_others_are_served_while_metrics_are_made(broker: Broker, vhost: VirtualHost) -> None:

@@ -795,7 +795,7 @@ async def test_an_error_while_http_is_answered_costs_that_request_alone(
             broker.authenticator,
             broker.permissions,
             fail,
-            Metrics(("/metrics",), make),
+            Metrics(("/metrics",), make, ProtocolMetrics()),
             listener,
         )
         bound = socket.create_server(("127.0.0.1", 0))

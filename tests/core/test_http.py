@@ -13,6 +13,7 @@ import pytest
 
 from trivium.config import AuthConfig, Config, Listen, UserConfig
 from trivium.observability.http import MAX_SCRAPES, HttpServer, Metrics
+from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.authentication import make_authenticator
 from trivium.runtime.sockets import Refused
 from trivium.security import hash_queue
@@ -99,7 +100,7 @@ async def serve(config: Config, handshake_seconds: float = 10.0) -> AsyncIterato
         make_authenticator(config, pool),
         Permissions(),
         site.unready,
-        Metrics(("/metrics",), site.metrics),
+        Metrics(("/metrics",), site.metrics, ProtocolMetrics()),
         config.all_listeners()[-1],
         handshake_seconds,
     )

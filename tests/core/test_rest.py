@@ -488,7 +488,7 @@ async def test_the_overview_counts_what_there_is(tmp_path: Path) -> None:
         _, found = await site.ask("GET", "overview")
         assert (found["queues"], found["streams"], found["retained_messages"]) == (1, 1, 1)
         # The native one is there for clients inside the program too.
-        assert [protocol["name"] for protocol in found["protocols"]] == ["mqtt", "native"]
+        assert [protocol["name"] for protocol in found["protocols"]] == ["http", "mqtt", "native"]
         assert await site.ask("GET", "whoami", "ann") == (
             200,
             {"name": "ann", "tags": ["monitoring"], "has_own_keys": True},

@@ -12,6 +12,7 @@ import pytest
 
 from tests.support.rest import Site, filled, serve, until
 from trivium.config import AuthConfig, JwtConfig
+from trivium.idempotence.deduplication import REQUEST, Settings, short_id
 from trivium.management.publishing import publish as publish_neutral
 from trivium.management.rest import ENDPOINTS, gateway
 from trivium.management.stream_reading import PartitionRead
@@ -198,6 +199,43 @@ async def test_a_request_with_an_idempotency_key_is_done_once_also_over_a_restar
         again = {"outcomes": ["accepted"], "repeated": True}
         assert (await publish(site, {"key": "q"}, headers=key))[1] == again
         assert len(site.broker.vhost("/").queue("q")) == 3
+
+
+async def test_a_key_that_comes_with_another_request_is_refused(tmp_path: Path) -> None:
+    key = {"Idempotency-Key": "k"}
+    raw = {**key, "Content-Type": "application/octet-stream"}
+    path = f"{EXCHANGES}/amq.default/messages/raw"
+
+    async def refused(site: Site) -> None:
+        for message in ({"key": "q", "payload": "2"}, {"key": "q", "payload": "1", "priority": 1}):
+            status, found = await publish(site, message, headers=key)
+            assert (status, found["type"]) == (422, "urn:trivium:problem:key-reused")
+        assert (await publish(site, *[{"key": "q", "payload": "1"}] * 2, headers=key))[0] == 422
+        assert (await site.ask("POST", f"{path}?key=q", data=b"1", headers=raw))[0] == 422
+
+    async with serve(tmp_path) as site:
+        queue = site.broker.vhost("/").declare_queue("q", durable=True)
+        assert (await publish(site, {"key": "q", "payload": "1"}, headers=key))[0] == 202
+        await refused(site)
+        raw["Idempotency-Key"] = "r"
+        for query, status in (("key=q", 202), ("key=q&mode=at-most-once", 422), ("key=q", 202)):
+            assert (await site.ask("POST", f"{path}?{query}", data=b"", headers=raw))[0] == status
+        assert len(queue) == 2
+    raw["Idempotency-Key"] = "k"
+    async with serve(tmp_path) as site:
+        await refused(site)
+        _, found = await publish(site, {"key": "q", "payload": "1"}, headers=key)
+        assert found["repeated"] is True
+
+
+async def test_a_key_of_an_earlier_version_is_known_for_any_request(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        queue = site.broker.vhost("/").declare_queue("q", durable=True)
+        window = site.broker.vhost("/").deduplication.window(REQUEST, "root")
+        window.add(short_id(b"amq.default\0k"), Settings(True, "", 10, 60_000), True, b"\0\1")
+        answer = await publish(site, {"key": "q"}, headers={"Idempotency-Key": "k"})
+        assert answer == (202, {"outcomes": ["accepted", "unroutable"], "repeated": True})
+        assert len(queue) == 0
 
 
 async def test_what_is_rejected_is_refused_and_may_be_asked_again(tmp_path: Path) -> None:

@@ -22,6 +22,8 @@ from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from trivium.cli.status import Look, duration, lines_of, rates_of, size
 
 MARKUP = "<b>[red]x[/red]"
+#: What has rates.
+ROADS = ["amqp", "http", "mqtt", "native"]
 
 
 @pytest.fixture(scope="module")
@@ -161,7 +163,7 @@ def test_status_is_one_screen(data: Path) -> None:
     assert len(lines) < 25
     assert re.match(r"broker +Trivium [0-9.]+, running, up for \d+ ", lines[0])
     assert f"at control    unix:{data}/control.sock" in lines
-    assert [line.split()[0] for line in lines[-3:]] == ["amqp", "mqtt", "native"]
+    assert [line.split()[0] for line in lines[-4:]] == ROADS
 
 
 def test_status_as_json_is_one_object(data: Path) -> None:
@@ -169,7 +171,7 @@ def test_status_as_json_is_one_object(data: Path) -> None:
     (line,) = result.stdout.splitlines()
     found = json.loads(line)
     assert found["storage"]["directory"] == str(data)
-    assert [each["protocol"] for each in found["rates"]] == ["amqp", "mqtt", "native"]
+    assert [each["protocol"] for each in found["rates"]] == ROADS
     assert "control" in [each["name"] for each in found["listeners"]]
 
 
@@ -197,7 +199,7 @@ def test_top_as_json_is_one_object_a_second_for_as_long_as_somebody_reads(data: 
     assert process.stderr is not None
     for _ in range(2):
         found = json.loads(process.stdout.readline())
-        assert [each["protocol"] for each in found["rates"]] == ["amqp", "mqtt", "native"]
+        assert [each["protocol"] for each in found["rates"]] == ROADS
         assert isinstance(found["queues_with_most"], list)
     process.stdout.close()
     assert process.wait(60) == EXIT_OK

@@ -11,7 +11,7 @@ from trivium import __version__
 from trivium.errors import AccessRefused, NotFound, QuotaExceeded
 from trivium.management.global_parameters import GlobalParameters
 from trivium.messages.message import HeaderValue
-from trivium.runtime.adapter import PUT_OFF, make_attempt
+from trivium.runtime.adapter import PUT_OFF, enter_vhost, make_attempt
 from trivium.runtime.framed import FOR_PROTOCOL
 from trivium.security.attempts import Attempt, Login
 from trivium_amqp import states
@@ -291,7 +291,7 @@ class Handshake:
         """The client is in a virtual host. Raises ConnectionException where that is full."""
         connection = self._connection
         try:
-            connection.usage.enter(connection.identity, vhost.name)
+            enter_vhost(connection, vhost.name)
         except QuotaExceeded as error:
             raise connection_refusal(error, connection.user, vhost.name) from None
         connection.opened(vhost)

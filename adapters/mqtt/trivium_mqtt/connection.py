@@ -236,7 +236,7 @@ class MqttConnection(Reader):
             logger.info("%s: CONNACK exceeds the client's maximum packet size", self.peer.address)
             self.close()
             return
-        client_id = granted.client_id
+        client_id = self.client_id = granted.client_id
         enter(self, client_id)
         known = sessions.by_client.get(client_id)
         if known is not None and (
@@ -261,7 +261,6 @@ class MqttConnection(Reader):
             sessions.connected(session, granted.session_expiry)
         if connect.will is not None:
             sessions.set_will(session, connect.will)
-        self.client_id = session.client_id
         self.session = session
         session.connection = self
         lend_subscriptions(session)

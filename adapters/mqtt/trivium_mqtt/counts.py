@@ -7,6 +7,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trivium.common.quotas import SESSIONS, SUBSCRIPTIONS, USER, Account
+from trivium.runtime.adapter import enter_vhost
 from trivium_mqtt.codec.reasons import SESSION_TAKEN_OVER
 
 if TYPE_CHECKING:
@@ -27,10 +28,10 @@ def enter(connection: MqttConnection, client_id: bytes) -> None:
         or known is None
         or not known.is_of(connection.identity, connection.mount_point)
     ):
-        connection.usage.enter(connection.identity, sessions.vhost.name)
+        enter_vhost(connection, sessions.vhost.name)
     if before is not None:
         before.end(SESSION_TAKEN_OVER)
-    connection.usage.enter(connection.identity, sessions.vhost.name)
+    enter_vhost(connection, sessions.vhost.name)
 
 
 def accounts_of(session: Session) -> tuple[Account, Account]:

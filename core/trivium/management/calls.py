@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+from trivium.common.quotas import LISTENER, USER, VHOST, Account
 from trivium.errors import AccessRefused, NotFound
 from trivium.management.endpoints import WATCHERS, Endpoint
 from trivium.management.endpoints import BadRequest as BadRequest
@@ -74,6 +75,16 @@ class Call:
     def identity(self) -> Identity:
         """Who calls."""
         return self.request.identity
+
+    @property
+    def accounts(self) -> tuple[Account, Account, Account]:
+        """Those of the caller, the virtual host of the path and the listener."""
+        quotas = self.broker.quotas
+        return (
+            quotas.account(USER, self.identity.name),
+            quotas.account(VHOST, self.vhost.name),
+            quotas.account(LISTENER, self.request.listener.name),
+        )
 
     @property
     def watches(self) -> bool:

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from trivium.common.quotas import LISTENER, USER, VHOST
 from trivium.common.timers import Wake
 from trivium.observability.api import ApiRefused, refusal
 
@@ -42,11 +41,7 @@ def must_wait(call: Call, messages: int, size: int) -> bool:
         return False
     now = broker.elapsed_ms
     quotas = broker.quotas
-    accounts = [
-        quotas.account(USER, call.identity.name),
-        quotas.account(VHOST, call.vhost.name),
-        quotas.account(LISTENER, call.request.listener.name),
-    ]
+    accounts = call.accounts
     slowest = max(accounts, key=lambda account: account.wait(now))
     wait = slowest.wait(now)
     waiting = call.state.waiting

@@ -8,10 +8,11 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Final
 
-from trivium.common.quotas import LISTENER, SUBSCRIPTIONS, USER, VHOST
+from trivium.common.quotas import SUBSCRIPTIONS
 from trivium.errors import AccessRefused, TopologyError
+from trivium.management.counting import count_acknowledged, count_delivered, count_sent
 from trivium.management.endpoints import BadRequest
-from trivium.management.leases import REQUEUE
+from trivium.management.leases import ACCEPT, REQUEUE
 from trivium.management.listing import Slices
 from trivium.management.stream_reading import MAX_READ_BYTES, Batches, end_of, messages_in
 from trivium.management.values import encode
@@ -57,12 +58,7 @@ class Subscription:
         self.vhost = call.vhost
         self._is_closed = False
         self._answers: list[FeedEvent] = []
-        quotas = call.broker.quotas
-        self._accounts = (
-            quotas.account(USER, call.identity.name),
-            quotas.account(VHOST, self.vhost.name),
-            quotas.account(LISTENER, call.request.listener.name),
-        )
+        self._accounts = call.accounts
 
     def begin(self) -> None:
         """Count it, and begin. Raises ApiRefused, TopologyError."""
@@ -237,8 +233,10 @@ class LiveSubscription(Subscription):
             message = self._waiting.popleft()
             self._bytes -= message.size
             size += message.size
+            count_sent(self.call, 1)
             yield FeedEvent("message", encode(self._view(message)))
         if self._lost and not self._waiting:
+            self.call.state.http.messages_dropped += self._lost
             self.tell("lost", messages=self._lost)
             self._lost = 0
 
@@ -341,6 +339,7 @@ class QueueSubscription(Subscription):
             entry, token = self._waiting.popleft()
             if token is None or token in self._leases:
                 size += entry.message.size
+                count_delivered(self.call, entry)
                 yield FeedEvent("message", encode(self._view(entry, token)))
         if not self._waiting and not self._queue.is_deleted:
             self._queue.dispatch_later()
@@ -354,6 +353,8 @@ class QueueSubscription(Subscription):
                 gone.append(token)
             else:
                 self.call.state.leases.end(lease, outcome)
+        if outcome == ACCEPT:
+            count_acknowledged(self.call, len(tokens) - len(gone))
         answer = _Settled(self, len(tokens) - len(gone), gone)
         storage = self.broker.storage
         if storage.is_durable:
@@ -421,6 +422,7 @@ class StreamSubscription(Subscription):
             size += message.size
             self._offset = at + 1
             self._partition.records_read += 1
+            count_sent(self.call, 1)
             # By its identity a browser goes on where it was.
             yield FeedEvent("message", encode(self._view(at, message)), str(at))
 

@@ -42,6 +42,8 @@ class ApiRequest:
     reason: str = ""
     #: by which a request that is made again is known; "" for none
     idempotency_key: str = ""
+    #: 16 bytes that another query or body has not
+    fingerprint: bytes = bytes(16)
     #: whether what it names must be there, or must not; None where the client does not say
     must_exist: bool | None = None
     #: whether the client asks for a WebSocket

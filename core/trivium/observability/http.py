@@ -60,6 +60,7 @@ from trivium.observability.feeds import (
     send_feed,
     wants_websocket,
 )
+from trivium.observability.metrics import ProtocolMetrics
 from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
 from trivium.security.identity import ADMINISTRATOR, MONITORING, NOBODY, OWNER
@@ -130,16 +131,18 @@ class HttpDriver(Protocol):
 class Metrics:
     """Where the metrics are, and what makes them of a path and its query, piece by piece.
 
-    ``make`` raises ValueError for what it does not know.
+    ``make`` raises ValueError for what it does not know. The server's own are in ``counted``.
     """
 
     def __init__(
         self,
         paths: tuple[str, ...],
         make: Callable[[str, list[tuple[str, str]]], Iterator[str]],
+        counted: ProtocolMetrics,
     ) -> None:
         self.paths = paths
         self.make = make
+        self.counted = counted
 
 
 #: What the field ``Server`` of answers says (RFC 9110, 10.2.4).
@@ -191,6 +194,7 @@ class HttpServer:
         self._prefix = prefix
         self._api = api
         self._sessions = sessions
+        self._counted = metrics.counted
         self._files = files or {}
         self._upgrades = upgrades or {}
         for place in dict.fromkeys(("", prefix)):
@@ -251,6 +255,7 @@ class HttpServer:
             for each in idle[:excess]:
                 _drop(each)
         connection = HttpConnection(server, loop=asyncio.get_running_loop(), **self._settings)
+        connection.counted = self._counted
         connection.silence = self._driver.call_later(self._handshake_seconds, connection.abort)
         return connection
 
@@ -368,9 +373,12 @@ class HttpServer:
         is_websocket = wants_websocket(request)
         if is_websocket and is_of_another_site(request, cookie.is_secure):
             raise ApiRefused(refusal(403, "access_refused", "a page of another site asks"))
+        digest = None
+        if "Idempotency-Key" in request.headers:
+            digest = blake2b(repr(sorted(request.query.items())).encode(), digest_size=16)
         try:
             async with asyncio.timeout(self._handshake_seconds):
-                body = await _read_body(request, place, path[0] == OWN)
+                body = await _read_body(request, place, path[0] == OWN, digest)
         except TimeoutError:
             raise ApiRefused(refusal(408, "request_timeout", "the body stays away")) from None
         asked = ApiRequest(
@@ -384,6 +392,7 @@ class HttpServer:
             cookie=cookie,
             reason=request.headers.get("X-Reason", ""),
             idempotency_key=request.headers.get("Idempotency-Key", ""),
+            fingerprint=bytes(16) if digest is None else digest.digest(),
             traceparent=request.headers.get("traceparent", ""),
             tracestate=request.headers.get("tracestate", ""),
             must_exist=_must_exist(request),
@@ -506,6 +515,8 @@ class HttpServer:
         if login is None and put_off:
             again = {"Retry-After": "1"}
             raise ApiRefused(refusal(503, "service_unavailable", _PUT_OFF, again))
+        if login is None and header:
+            self._counted.authentication_failures += 1
         if login is not None and vhost and self._authenticator.decides_by_vhost(login):
             return await self._enter(request, login, replace(attempt, vhost=vhost))
         return login
@@ -639,9 +650,11 @@ def _must_exist(request: web.Request) -> bool | None:
     return False if request.headers.get(hdrs.IF_NONE_MATCH, "").strip() == "*" else None
 
 
-async def _read_body(request: web.Request, place: ApiPlace, is_own: bool) -> object:
-    """The JSON of a body, or its bytes where the place takes these; None without one. Raises
-    ApiRefused.
+async def _read_body(
+    request: web.Request, place: ApiPlace, is_own: bool, digest: blake2b | None
+) -> object:
+    """The JSON of a body, or its bytes where the place takes these; None without one. They go
+    through ``digest`` too. Raises ApiRefused.
 
     A large JSON is read in a thread: each object in it lets the loop go on. A POST says what its
     body is also where it has none: pages of other sites need leave for that (CORS).
@@ -655,6 +668,8 @@ async def _read_body(request: web.Request, place: ApiPlace, is_own: bool) -> obj
             raise ApiRefused(too_large)
         async for part in request.content.iter_any():
             data += part
+            if digest is not None:
+                digest.update(part)
             if len(data) > most_bytes:
                 raise ApiRefused(too_large)
         must_say = place.is_raw or (is_own and request.method == hdrs.METH_POST)
@@ -794,15 +809,18 @@ class HttpConnection(web.RequestHandler):
     """One connection. Answers to what is no request, which reach no application, name the server
     as others do."""
 
-    __slots__ = ("lost", "silence")
+    __slots__ = ("_is_open", "counted", "lost", "silence")
 
     #: what closes it where it asks for nothing in time
     silence: asyncio.TimerHandle | None
+    #: where it counts
+    counted: ProtocolMetrics
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
         #: called when the client goes while it waits
         self.lost: Callable[[], None] | None = None
+        self._is_open = False
 
     def abort(self) -> None:
         """Close it now."""
@@ -815,14 +833,37 @@ class HttpConnection(web.RequestHandler):
             self.silence.cancel()
             self.silence = None
 
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(transport)
+        self.counted.connections_opened += 1
+        self._is_open = True
+
+    def data_received(self, data: bytes) -> None:
+        self.counted.bytes_received += len(data)
+        super().data_received(data)
+
+    async def finish_response(
+        self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
+    ) -> tuple[web.StreamResponse, bool]:
+        """Send the rest of an answer."""
+        found = await super().finish_response(request, resp, start_time)
+        self.counted.bytes_sent += found[0].body_length
+        return found
+
     def connection_lost(self, exc: BaseException | None) -> None:
+        if self._is_open:
+            self._is_open = False
+            self.counted.connections_closed += 1
         super().connection_lost(exc)
         self.has_asked()
         if self.lost is not None:
             self.lost()
 
-    def handle_error(self, *args: Any, **named: Any) -> web.StreamResponse:
-        response = super().handle_error(*args, **named)
+    def handle_error(
+        self, request: web.BaseRequest, status: int = 500, *args: Any, **named: Any
+    ) -> web.StreamResponse:
+        self.counted.protocol_errors += status < 500
+        response = super().handle_error(request, status, *args, **named)
         response.headers[hdrs.SERVER] = SERVER
         return response
 

@@ -170,22 +170,71 @@ class Room:
         self.left_out = 0
 
 
-def render_objects(metrics: tuple[Metric, ...], rows: Iterable[Row], room: Room) -> Iterator[str]:
-    """``render`` of metrics of objects, of which each row shows one; others may be served at an
-    empty row too."""
-    lines: list[list[str]] = [[] for _ in metrics]
-    names = [f"trivium_detailed_{metric.name}" for metric in metrics]
-    for count, row in enumerate(rows):
-        if len(row) > room.left:
-            room.left_out += 1
-        else:
+class Objects:
+    """Metrics of objects, of which each row shows one; others may be served at an empty row too."""
+
+    def __init__(self, metrics: tuple[Metric, ...], rows: Iterable[Row]) -> None:
+        self._metrics = metrics
+        self._names = [f"trivium_detailed_{metric.name}" for metric in metrics]
+        self._lines: list[list[str]] = [[] for _ in metrics]
+        self._rows = iter(rows)
+        # One that had no room.
+        self._next: Row | None = None
+        self.is_whole = False
+
+    def take(self, room: Room, most: int) -> Iterator[str]:
+        """Take rows of ``most`` samples at most; an empty piece where others may be served."""
+        count = 0
+        while True:
+            row = self._next
+            self._next = None
+            if row is None:
+                row = next(self._rows, None)
+            if row is None:
+                self.is_whole = True
+                return
+            if len(row) > most:
+                self._next = row
+                return
+            most -= len(row)
             room.left -= len(row)
             for index, labels, value in row:
-                lines[index].append(line_of(names[index], labels, value))
-        if not row or count % ROWS_AT_ONCE == ROWS_AT_ONCE - 1:
-            yield ""
-    for metric, name, found in zip(metrics, names, lines, strict=True):
-        if found:
-            head: list[str] = []
-            _describe(head, name, metric.kind, metric.text)
-            yield "\n".join([*head, *found]) + "\n"
+                self._lines[index].append(line_of(self._names[index], labels, value))
+            count += 1
+            if not row or count % ROWS_AT_ONCE == 0:
+                yield ""
+
+    def leave_out(self, room: Room) -> Iterator[str]:
+        """Count the rows that are left, taking those that there is room for yet."""
+        while not self.is_whole:
+            yield from self.take(room, room.left)
+            if self._next is not None:
+                self._next = None
+                room.left_out += 1
+                if room.left_out % ROWS_AT_ONCE == 0:
+                    yield ""
+
+    def text(self) -> Iterator[str]:
+        """What was taken, metric by metric."""
+        for metric, name, found in zip(self._metrics, self._names, self._lines, strict=True):
+            if found:
+                head: list[str] = []
+                _describe(head, name, metric.kind, metric.text)
+                yield "\n".join([*head, *found]) + "\n"
+
+
+def render_objects(families: list[Objects], room: Room) -> Iterator[str]:
+    """``render`` of metrics of objects. Where there is too little room for all, each family has the
+    same share of it; what one does not need is for the others."""
+    growing = families
+    before = -1
+    while growing and room.left != before:
+        before = room.left
+        share = before // len(growing)
+        for family in growing:
+            yield from family.take(room, share)
+        growing = [family for family in growing if not family.is_whole]
+    for family in growing:
+        yield from family.leave_out(room)
+    for family in families:
+        yield from family.text()

@@ -31,6 +31,7 @@ EXPIRED: Final = "expired"
 REJECTED_REASON: Final = "rejected"
 MAXLEN: Final = "maxlen"
 DELIVERY_LIMIT: Final = "delivery_limit"
+DEAD_LETTER_REASONS: Final[tuple[str, ...]] = (EXPIRED, REJECTED_REASON, MAXLEN, DELIVERY_LIMIT)
 
 #: Largest count in ``x-death``: AMQP has signed integers of 64 bits.
 MAX_COUNT: Final = (1 << 63) - 1

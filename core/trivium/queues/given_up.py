@@ -10,7 +10,13 @@ from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
-from trivium.queues.dead_letters import DELIVERY_LIMIT, EXPIRED, REJECTED_REASON, DeadLetter
+from trivium.queues.dead_letters import (
+    DEAD_LETTER_REASONS,
+    DELIVERY_LIMIT,
+    EXPIRED,
+    REJECTED_REASON,
+    DeadLetter,
+)
 from trivium.queues.requeues import forget_requeues, keep_requeues
 from trivium.queues.sub_queues import QueueEntry
 from trivium.queues.waiting import waiting_of
@@ -27,6 +33,7 @@ MAX_LEAVING: Final = 1024
 PURGED: Final = "purged"
 UNDELIVERABLE: Final = "undeliverable"
 MOVED: Final = "moved"
+DROP_REASONS: Final[tuple[str, ...]] = (*DEAD_LETTER_REASONS, PURGED, UNDELIVERABLE, MOVED)
 
 #: Of a queue that has given up nothing, as nearly all. Nothing is ever put in.
 _NONE: Final[dict[str, int]] = {}

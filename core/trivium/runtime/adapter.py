@@ -236,11 +236,8 @@ class Connection(Managed):
     def admit(self, login: Login) -> None:
         """The client has authenticated, or what it may do has changed since."""
         former = self.identity
-        is_new = self.login is None
         self.login = login
         self.identity = login.identity
-        if is_new:
-            self.broker.events.tell("connection.created", **told_of(self))
         self.broker.logins.came_in(self)
         expiring = self.broker.logins.expiring
         if login.expires_ms:
@@ -516,6 +513,14 @@ def connection_name(connection: Connection) -> str:
     return f"{address} -> {connection.broker.listeners.get(connection.peer.listener.name, '')}"
 
 
+def enter_vhost(connection: Connection, vhost: str) -> None:
+    """The client is in a virtual host from now on. Raises QuotaExceeded: then it is not."""
+    is_new = not connection.usage.served
+    connection.usage.enter(connection.identity, vhost)
+    if is_new:
+        connection.broker.events.tell("connection.created", **told_of(connection))
+
+
 def told_of(connection: Connection) -> dict[str, object]:
     """What events say of a connection."""
     listener = connection.peer.listener
@@ -524,6 +529,7 @@ def told_of(connection: Connection) -> dict[str, object]:
         "protocol": listener.config.protocol,
         "listener": listener.name,
         "user": connection.identity.name,
+        "vhost": connection.access.vhost,
         "client_id": connection.client_id.decode(errors="replace"),
     }
 

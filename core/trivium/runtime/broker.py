@@ -355,7 +355,7 @@ class Broker(Host):
         self.logins.expiring.discard(connection)
         self.logins.spoke(connection)
         self.logins.came_in(connection)
-        if connection.login is not None:
+        if connection.usage.served:
             self.events.tell("connection.closed", **told_of(connection))
         connection.usage.leave()
         connection.usage.add_traffic(connection.traffic)

@@ -23,6 +23,7 @@ from trivium.messages.message import (
     Properties,
 )
 from trivium.messages.neutral import encode_neutral
+from trivium.messages.tracing import UNSAMPLED
 from trivium.observability.api import ApiRequest
 from trivium.runtime.adapter import Connection
 from trivium.runtime.virtual_hosts import DEFAULT_VHOST
@@ -122,6 +123,8 @@ class EventMessages(Timed):
                     True,
                     self._broker.now_ms,
                 )
+                # It is nobody's, and belongs to no trace.
+                message.traced = UNSAMPLED
                 vhost.publish(message, vhost.route(exchange, key).resolve(message))
             own = b"$SYS.events." + key
             if vhost.own.has_readers(own):

@@ -12,7 +12,15 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Final
 
-from trivium.observability.metrics import Metric, Room, Sample, render, render_objects
+from trivium.observability.metrics import (
+    Metric,
+    Objects,
+    ProtocolMetrics,
+    Room,
+    Sample,
+    render,
+    render_objects,
+)
 from trivium.observability.process import process_samples
 from trivium.runtime.object_samples import FAMILIES
 from trivium.runtime.samples import broker_samples
@@ -31,8 +39,11 @@ _YES: Final = ("true", "1")
 _NO: Final = ("false", "0")
 
 
-def metrics(broker: Broker, path: str, query: list[tuple[str, str]]) -> Iterator[str]:
-    """The metrics that a path and its query ask for. Raises ValueError, at once."""
+def metrics(
+    broker: Broker, path: str, query: list[tuple[str, str]], http: ProtocolMetrics | None = None
+) -> Iterator[str]:
+    """The metrics that a path and its query ask for, with what the HTTP listeners have counted.
+    Raises ValueError, at once."""
     config = broker.config.metrics
     families: list[str] = []
     names: list[str] = []
@@ -52,22 +63,23 @@ def metrics(broker: Broker, path: str, query: list[tuple[str, str]]) -> Iterator
             raise ValueError(f"there is no parameter {name!r} here")
     if is_per_object:
         families = list(FAMILIES)
-    return _pieces(broker, path != _DETAILED, families, names)
+    own = {} if http is None else {"http": http}
+    return _pieces(broker, None if path == _DETAILED else own, families, names)
 
 
 def _pieces(
-    broker: Broker, with_broker: bool, families: list[str], names: list[str]
+    broker: Broker, own: dict[str, ProtocolMetrics] | None, families: list[str], names: list[str]
 ) -> Iterator[str]:
-    if with_broker:
+    if own is not None:
         protocols = {name: adapter.metrics for name, adapter in broker.adapters.items()}
-        yield from render(protocols, _samples(broker))
+        yield from render({**protocols, **own}, _samples(broker))
     vhosts = [vhost for name, vhost in broker.vhosts.items() if not names or name in names]
     room = Room(broker.config.metrics.max_series)
-    for name in dict.fromkeys(families):
-        family = FAMILIES[name]
-        yield from render_objects(family.metrics, family.rows(broker, vhosts), room)
+    wanted = [FAMILIES[name] for name in dict.fromkeys(families)]
+    made = [Objects(each.metrics, each.rows(broker, vhosts)) for each in wanted]
+    yield from render_objects(made, room)
     if families:
-        yield from render_objects(_LEFT_OUT, [[(0, "", room.left_out)]], Room(1))
+        yield from render_objects([Objects(_LEFT_OUT, [[(0, "", room.left_out)]])], Room(1))
 
 
 def _samples(broker: Broker) -> Iterator[Sample | None]:

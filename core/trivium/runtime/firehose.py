@@ -25,6 +25,7 @@ from trivium.messages.message import (
     codec_of,
 )
 from trivium.messages.neutral import encode_neutral
+from trivium.messages.tracing import UNSAMPLED
 from trivium.observability.api import ApiRequest
 from trivium.routing.exchanges import Destination, Route
 from trivium.routing.taps import Tap
@@ -144,6 +145,8 @@ class Firehose(Tap):
             False,
             self._broker.now_ms,
         )
+        # The firehose sees traced messages as well: its own would be as many traces more.
+        traced.traced = UNSAMPLED
         publisher.waiting.append((route, traced))
 
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trivium.errors import ConfigError, TriviumError
 from trivium.listen import ControlListener, ListenerConfig, join_address
+from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Listener, WebSocketTerms
 from trivium.runtime.certificates import Certificates
 from trivium.runtime.sockets import SocketDriver
@@ -76,6 +77,8 @@ class Listeners:
         self._http: list[HttpServer] = []
         self._certificates: list[Certificates] = []
         self._api: Api | None = None
+        #: what clients of HTTP listeners have counted, as adapters do for theirs
+        self._counted = ProtocolMetrics()
         # Unix sockets: where they are, and which files.
         self._paths: list[tuple[str, int]] = []
         self._ticks = 0
@@ -240,6 +243,7 @@ class Listeners:
 
         server = self._server
         broker = self._broker
+        counted = self._counted
         certificates = self._certificates_of(config, HTTP_ALPN)
         listener = Listener(config)
         http = HttpServer(
@@ -247,7 +251,7 @@ class Listeners:
             broker.authenticator,
             broker.permissions,
             broker.unready,
-            Metrics(PATHS, lambda path, query: metrics(broker, path, query)),
+            Metrics(PATHS, lambda path, query: metrics(broker, path, query, counted), counted),
             config,
             broker.config.limits.handshake_seconds,
             {
@@ -276,7 +280,9 @@ class Listeners:
     def _management(self) -> Api:
         """What answers the HTTP API, the same on all listeners."""
         if self._api is None:
-            made: Api = import_module(MANAGEMENT).Management(self._broker, self._server.driver.call)
+            made: Api = import_module(MANAGEMENT).Management(
+                self._broker, self._server.driver.call, counted=self._counted
+            )
             self._api = made
         return self._api
 

@@ -16,6 +16,8 @@ from trivium.common.quotas import (
     Account,
 )
 from trivium.observability.metrics import ROWS_AT_ONCE, Sample, histogram_samples, label
+from trivium.queues.dead_letters import DEAD_LETTER_REASONS
+from trivium.queues.given_up import DROP_REASONS
 from trivium.vhost.totals import Totals
 
 if TYPE_CHECKING:
@@ -133,11 +135,17 @@ def _became(totals: Totals) -> Iterator[Sample]:
         full = f"queue_messages_{name}_total"
         yield Sample(full, "counter", text, manual, 'ack="manual"')
         yield Sample(full, "counter", text, auto, 'ack="auto"')
-    for name, text, counts in (
-        ("dead_lettered", "Given up, to a dead letter exchange", totals.dead_lettered),
-        ("dropped", "Given up for good", totals.dropped),
+    for name, text, counts, reasons in (
+        (
+            "dead_lettered",
+            "Given up, to a dead letter exchange",
+            totals.dead_lettered,
+            DEAD_LETTER_REASONS,
+        ),
+        ("dropped", "Given up for good", totals.dropped, DROP_REASONS),
     ):
-        for reason, count in sorted(counts.items()):
+        # Also those that have not come yet: a rate needs to have seen a counter at 0.
+        for reason, count in sorted({**dict.fromkeys(reasons, 0), **counts}.items()):
             full = f"queue_messages_{name}_total"
             yield Sample(full, "counter", text, count, f'reason="{reason}"')
 

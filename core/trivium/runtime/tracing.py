@@ -29,7 +29,6 @@ from trivium.messages.tracing import (
 from trivium.observability.api import ApiRequest
 from trivium.observability.otlp import (
     INTERNAL,
-    PRODUCER,
     SERVER,
     encode_span,
     key_of,
@@ -68,12 +67,13 @@ _WAITED: Final[bytes] = key_of("messaging.trivium.waited_ms")
 _BODY_SIZE: Final[bytes] = key_of("messaging.message.body.size")
 _MESSAGE_ID: Final[bytes] = key_of("messaging.message.id")
 _CONVERSATION_ID: Final[bytes] = key_of("messaging.message.conversation_id")
+_PORT: Final[bytes] = key_of("network.peer.port")
 
 #: What is done -> kind of span, ``messaging.operation.type`` ("" where the conventions have none).
 _OPERATIONS: Final[dict[str, tuple[int, str]]] = {
     "publish": (SERVER, "send"),
     "store": (INTERNAL, ""),
-    "deliver": (PRODUCER, "receive"),
+    "deliver": (SERVER, "receive"),
     "ack": (SERVER, "settle"),
     "reject": (SERVER, "settle"),
     "requeue": (SERVER, "settle"),
@@ -366,9 +366,14 @@ class MessageTracer(Tracer):
             "messaging.destination.name": name,
             **_client_of(client),
         }
+        port = attributes.pop("network.peer.port", "")
         parts = named(f"{operation} {name}", kind) + b"".join(
             [text_attribute(_ATTRIBUTE, each, text) for each, text in attributes.items() if text]
         )
+        if port.isascii() and port.isdigit():
+            writer = BytesWriter()
+            write_number(writer, _PORT, int(port))
+            parts += writer.getvalue()
         if is_known:
             if len(self._parts) >= _MAX_PARTS:
                 self._parts.clear()

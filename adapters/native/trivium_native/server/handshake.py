@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import trivium
 from trivium import errors as core
-from trivium.runtime.adapter import PUT_OFF, make_attempt
+from trivium.runtime.adapter import PUT_OFF, enter_vhost, make_attempt
 from trivium.runtime.framed import FOR_PROTOCOL
 from trivium.security.attempts import Login
 from trivium.security.authenticator import MAX_CREDENTIAL_BYTES
@@ -135,7 +135,7 @@ class Handshake:
             vhost = broker.virtual_hosts.chosen(connection, wanted)
             connection.access = broker.permissions.access(connection.identity, vhost.name)
             connection.access.require_entry()
-            connection.usage.enter(connection.identity, vhost.name)
+            enter_vhost(connection, vhost.name)
         except core.TopologyError as error:
             connection.refuse(correlation, of_topology(error))
             return

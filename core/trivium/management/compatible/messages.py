@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Final
 from trivium.errors import NotFound
 from trivium.management.calls import NOT_FOUND, BadRequest, Call
 from trivium.management.compatible.bindings import exchange_name
+from trivium.management.counting import count_got, count_published
 from trivium.management.endpoints import ENTERED, LARGE, Endpoint
 from trivium.management.listing import Listing
 from trivium.management.pacing import must_wait
@@ -105,6 +106,7 @@ def post(call: Call) -> None:
         AT_LEAST_ONCE if number_of(given, "delivery_mode", 1) == 2 else AT_MOST_ONCE,
         priority,
     )
+    count_published(call, result)
     routed = result not in (REJECTED, UNROUTABLE)
     call.answer_durably(ApiAnswer(200, {"routed": routed}))
 
@@ -151,6 +153,7 @@ def get(call: Call) -> None:
             _Taken(entry, index, left + len(entries) - 1 - index)
             for index, entry in enumerate(entries)
         ]
+        count_got(call, entries, action == "settle")
         _dispose(found, entries, action)
         listing = Listing(
             call,

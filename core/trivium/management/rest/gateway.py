@@ -12,6 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 
 from trivium.errors import AccessRefused, NotFound, PreconditionFailed
 from trivium.idempotence.deduplication import REQUEST, Settings, short_id
+from trivium.management.counting import (
+    count_acknowledged,
+    count_delivered,
+    count_published,
+    count_sent,
+)
 from trivium.management.endpoints import CLIENTS, ENTERED, LARGE, BadRequest
 from trivium.management.leases import ACCEPT
 from trivium.management.listing import Slices
@@ -66,8 +72,10 @@ _MODES: Final = {number: name for name, number in DELIVERY_MODES.items()}
 _Text = Annotated[str | None, About(longest=255)]
 _Mode = Literal["at-most-once", "at-least-once", "exactly-once"]
 Outcome = Literal["accepted", "unroutable", "unretained", "rejected"]
-#: Those of requests that are remembered; each is noted as its place here.
+#: Those of requests that are remembered; each is noted as its place here, behind a byte that is no
+#: place and what the request was known by, which earlier versions did not note.
 _NOTED: Final[tuple[Outcome, ...]] = ("accepted", "unroutable", "unretained")
+_KNOWN: Final = b"\xff"
 _Wait = Annotated[int, About(text="milliseconds to wait for one", least=0, most=MAX_WAIT_MS)]
 
 
@@ -185,7 +193,7 @@ class Records:
 KEY: Final = Parameter(
     "Idempotency-Key",
     Annotated[str, About(longest=MAX_KEY)],
-    "what is asked again with the same key, by the same user, is done once",
+    "what is asked again with the same key, by the same user, is done once, and nothing else",
 )
 
 
@@ -321,11 +329,12 @@ def _one(
         AT_MOST_ONCE if each.mode == "at-most-once" else AT_LEAST_ONCE,
         each.priority,
     )
-    return outcome_of(result)
+    return outcome_of(call, result)
 
 
-def outcome_of(result: int) -> Outcome:
-    """What became of a message, as what ``publish`` says."""
+def outcome_of(call: Call, result: int) -> Outcome:
+    """What became of a message that was published, as what ``publish`` says; it is counted."""
+    count_published(call, result)
     return (
         "unroutable" if result == UNROUTABLE else "rejected" if result == REJECTED else "accepted"
     )
@@ -346,15 +355,22 @@ def publish_once(
     if call.identity.is_anonymous:
         raise BadRequest("'Idempotency-Key' is for users")
     identity = short_id(f"{place}\0".encode() + identity)
+    known = _KNOWN + call.request.fingerprint
     window = call.vhost.deduplication.window(REQUEST, call.identity.name)
     if window.answer(identity) != REJECTED:
         # The first one is durable before this is answered.
         noted = window.note_of(identity)
+        if noted.startswith(_KNOWN):
+            if not noted.startswith(known):
+                text = "another request came with this 'Idempotency-Key'"
+                raise ApiRefused(refusal(422, "key_reused", text))
+            noted = noted[len(known) :]
         _answer(call, Published([_NOTED[place] for place in noted], True))
         return
     outcomes = work()
     if "rejected" not in outcomes:
-        window.add(identity, _KEYS, True, bytes([_NOTED.index(each) for each in outcomes]))
+        noted = bytes([_NOTED.index(each) for each in outcomes])
+        window.add(identity, _KEYS, True, known + noted)
     _answer(call, Published(outcomes, False))
 
 
@@ -406,6 +422,7 @@ def _lend(call: Call, queue: Queue, taken: list[QueueEntry], lease_ms: int) -> A
         token = None
         if not entry.is_settled:
             token = call.state.leases.lend(call.identity.name, entry, lease_ms).token
+        count_delivered(call, entry)
         lent.append((entry, token))
     items = (shown_model(queued(*item)) for item in lent)
     return ApiAnswer(200, parts=in_parts(b'{"messages":[', items, lambda: b"]}"))
@@ -501,6 +518,8 @@ def settle(call: Call) -> None:
             gone.append(token)
         else:
             leases.end(found, wanted.outcome)
+    if wanted.outcome == ACCEPT:
+        count_acknowledged(call, len(tokens) - len(gone))
     call.answer_durably(answer(Settled(len(tokens) - len(gone), gone)))
 
 
@@ -575,6 +594,7 @@ def _read(
             size += message.size
             after = at + 1
             partition.records_read += 1
+            count_sent(call, 1)
             yield shown_model(recorded(at, message))
 
     def end() -> bytes:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from trivium.errors import StaleMember
+from trivium.management.counting import count_sent
 from trivium.management.endpoints import CLIENTS, ENTERED
 from trivium.management.group_reading import (
     MAX_SESSION_MS,
@@ -207,6 +208,7 @@ def _answer(
         raise StaleMember(f"'{found.name}' was joined again: that one took over")
     _require(call, found)
     records = _take(found, batches, limit)
+    count_sent(call, len(records))
     rest = {
         "generation": member.generation,
         "assigned": [shown_model(each) for each in _assigned(found)],

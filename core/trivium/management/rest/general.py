@@ -242,13 +242,15 @@ def overview_of(call: Call) -> Generator[bytes, None, Overview]:
     for _ in census.count(vhosts):
         yield b""
     own = None if call.watches else call.identity.name
+    metrics = {name: adapter.metrics for name, adapter in broker.adapters.items()}
+    metrics["http"] = call.state.http
     return Overview(
         version=__version__,
         state="running" if broker.block_reason is None else "blocked",
         uptime_ms=broker.elapsed_ms - call.state.began_at,
         turns=_turns(broker.timings.turns),
         alarms=alarms_of(call),
-        protocols=[_protocol(name, each.metrics) for name, each in sorted(broker.adapters.items())],
+        protocols=[_protocol(name, each) for name, each in sorted(metrics.items())],
         vhosts=len(vhosts),
         exchanges=census.exchanges,
         queues=census.queues,

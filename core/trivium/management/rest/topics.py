@@ -94,7 +94,7 @@ def publish_one(call: Call) -> None:
             given.qos,
             retain=given.retain,
         )
-        outcome = outcome_of(result)
+        outcome = outcome_of(call, result)
         # One that is delayed is retained when its time has come.
         if given.retain and payload and properties.header(DELAY_HEADER) is None:
             is_retained = call.vhost.retained.sequence != kept
