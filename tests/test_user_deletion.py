@@ -9,7 +9,7 @@ import jwt
 import pytest
 from pamqp.commands import Basic, Tx
 
-from tests.support import mqtt, native, roads
+from tests.support import amqp, mqtt, native, roads
 from tests.support.authentication import MOSQUITTO_7
 from tests.support.server import NOW_MS
 from tests.support.server import Server as BaseServer
@@ -26,6 +26,7 @@ from trivium_native.server.adapter import NativeAdapter
 from trivium_native.wire import frames
 
 SECRET = "a secret of more than thirty-two bytes"
+FLOOD_ENTRY = native.entry(b"x", b"t", b"amq.topic")
 #: what sessions of MQTT have in the storage
 KINDS = ("sessions", "subscriptions", "incoming", "outgoing", "wills")
 #: a will delay of some minutes
@@ -256,6 +257,113 @@ def test_an_amqp_clients_deliveries_are_queued_again_and_its_transaction_undone(
     assert [client.take()[-1].name for client in (holder, committer)] == ["Connection.Close"] * 2
     assert root.counts("q") == (2, 0)
     assert [root.get("q") for _ in range(3)] == [b"held", b"acknowledged", None]
+
+
+# What waits to be taken in
+
+
+FLOODS = {
+    "mqtt 0": ("mqtt", [mqtt.publish("t", b"x", version=4) for _ in range(200)]),
+    "mqtt 1": ("mqtt", [mqtt.publish("t", b"x", 1, number, 4) for number in range(1, 201)]),
+    "amqp": ("amqp", [amqp.publish_frames("t", b"x", "amq.topic") for _ in range(200)]),
+    "native": (
+        "native",
+        [native.frame(frames.PUBLISH, 0, native.publish(FLOOD_ENTRY)) for _ in range(200)],
+    ),
+}
+
+
+def leave(server: roads.Server, way: str) -> None:
+    """Ann may not stay any more."""
+    if way == "deleted":
+        delete_user(server.broker, "ann", lambda: None)
+    elif way == "another password":
+        server.broker.users.set_password("ann", "other")
+    else:
+        server.broker.permissions.set_user("ann", grants_of({}, {}, [], []))
+        server.broker.logins.permissions_changed("ann")
+
+
+def watched(server: roads.Server) -> mqtt.Client:
+    """A client that counts what is published."""
+    watcher = server.mqtt("root", "watcher", 4)
+    watcher.feed(mqtt.subscribe("#", 0, 1, 4))
+    watcher.take()
+    return watcher
+
+
+@pytest.mark.parametrize("way", ["deleted", "another password", "no permissions"])
+@pytest.mark.parametrize("flood", FLOODS)
+def test_what_a_rate_holds_back_is_not_published_once_its_user_is_gone(
+    flood: str, way: str
+) -> None:
+    server = roads.Server(config=Config(users={"root": UserConfig(password="p")}), host=Host())
+    server.broker.permissions.set_user("root", grants_of(EVERYTHING, {}, [], []))
+    server.broker.users.add("ann", "p")
+    server.broker.permissions.set_user("ann", grants_of(EVERYTHING, {}, [], []))
+    server.broker.logins.limits.set("ann", {"publish-messages-per-second": 5})
+    watcher = watched(server)
+    road, packets = FLOODS[flood]
+    clients = [getattr(server, road)("ann")]
+    if road == "mqtt":
+        clients = [server.mqtt("ann", name, 4) for name in ("c", "d")]
+    for client in clients:
+        client.feed(b"".join(packets))
+        client.take_bytes()
+    server.advance(2)
+    before = len(watcher.take())
+    assert 10 <= before <= 40
+    leave(server, way)
+    server.sync()
+    server.advance(60)
+    server.sync()
+    assert watcher.take() == []
+    if way == "deleted":
+        assert server.broker.quotas.limits(USER, "ann") == {}
+        told = b"".join(client.take_bytes() for client in clients if road == "mqtt")
+        assert told.count(b"\x40\x02") <= 2 * 5 * 2
+
+
+@pytest.mark.parametrize("way", ["deleted", "another password", "no permissions"])
+@pytest.mark.parametrize("flood", FLOODS)
+def test_what_an_alarm_holds_back_is_not_published_once_its_user_is_gone(
+    flood: str, way: str
+) -> None:
+    server = roads.Server(config=Config(users={"root": UserConfig(password="p")}), host=Host())
+    server.broker.permissions.set_user("root", grants_of(EVERYTHING, {}, [], []))
+    server.broker.users.add("ann", "p")
+    server.broker.permissions.set_user("ann", grants_of(EVERYTHING, {}, [], []))
+    watcher = watched(server)
+    road, packets = FLOODS[flood]
+    client = getattr(server, road)("ann")
+    client.connection.blocked("low on memory")
+    client.feed(b"".join(packets))
+    before = len(watcher.take())
+    assert before <= 1
+    leave(server, way)
+    server.sync()
+    if not client.connection.is_closed:
+        client.connection.unblocked()
+    server.advance(5)
+    server.sync()
+    assert watcher.take() == []
+
+
+def test_the_limits_of_a_user_go_with_it_also_after_a_crash(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(user_deletion, "MAX_PER_TURN", 1)
+    server = make_server(Host())
+    server.add("ann")
+    server.broker.logins.limits.set("ann", {"max-queues": 5})
+    delete_user(server.broker, "ann", lambda: None)
+    assert server.broker.quotas.limits(USER, "ann") == {"max-queues": 5}
+    server.sync()
+    server = server.crash()
+    server.advance(5)
+    server.sync()
+    assert server.broker.quotas.limits(USER, "ann") == {}
+    assert len(server.host.storage.table("limits")) == 0
 
 
 def with_file(host: Host, file: Path, *names: str) -> Server:

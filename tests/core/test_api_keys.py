@@ -81,6 +81,7 @@ def test_keys_are_there_again(opened: Opened) -> None:
 
 
 def test_a_key_gives_no_tag_that_its_user_has_not(opened: Opened) -> None:
+    opened.users.set_tags("ann", ["monitoring"])
     _, text = opened.keys.add("ann", ["monitoring", "policymaker"])
     login = opened.login(text)
     assert login is not None
@@ -89,6 +90,32 @@ def test_a_key_gives_no_tag_that_its_user_has_not(opened: Opened) -> None:
     current = opened.authenticator.current(login)
     assert current is not None
     assert current.identity.tags == set()
+
+
+@pytest.mark.parametrize(
+    ("tag", "implied"),
+    [
+        ("administrator", ["policymaker", "monitoring", "management"]),
+        ("policymaker", ["management"]),
+        ("monitoring", ["management"]),
+        ("management", []),
+        ("other", []),
+    ],
+)
+def test_a_key_may_have_a_tag_that_one_of_its_user_implies(
+    opened: Opened, tag: str, implied: list[str]
+) -> None:
+    opened.users.set_tags("ann", [tag])
+    for wanted in ("administrator", "policymaker", "monitoring", "management", "other"):
+        _, text = opened.keys.add("ann", [wanted])
+        login = opened.login(text)
+        assert login is not None
+        assert login.identity.tags == ({wanted} if wanted in (tag, *implied) else set())
+        if wanted in (tag, *implied):
+            opened.keys.add_own("ann", [wanted])
+        else:
+            with pytest.raises(PreconditionFailed, match=f"no tag '{wanted}'"):
+                opened.keys.add_own("ann", [wanted])
 
 
 def test_a_key_with_scopes_narrows_what_its_user_may(opened: Opened) -> None:

@@ -3,11 +3,12 @@
 import asyncio
 import base64
 import contextlib
+import gc
 import json
 import logging
 import socket
 from collections.abc import AsyncIterator, Callable, Iterator
-from typing import cast
+from typing import Any, cast
 
 import pytest
 
@@ -15,7 +16,6 @@ from trivium.config import AuthConfig, Config, Listen, UserConfig
 from trivium.observability.http import MAX_SCRAPES, HttpServer, Metrics
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.authentication import make_authenticator
-from trivium.runtime.sockets import Refused
 from trivium.security import hash_queue
 from trivium.security.passwords import hash_password
 from trivium.security.permissions import Permissions
@@ -109,7 +109,7 @@ async def serve(config: Config, handshake_seconds: float = 10.0) -> AsyncIterato
         site.port = bound.getsockname()[1]
         await server.start()
         loop = asyncio.get_running_loop()
-        listener = await loop.create_server(lambda: server.connect() or Refused(), sock=bound)
+        listener = await loop.create_server(server.connect, sock=bound)
         try:
             yield site
         finally:
@@ -265,6 +265,9 @@ class Layer:
     def is_closing(self) -> bool:
         return self.is_aborted
 
+    def write(self, data: bytes) -> None:
+        """Nobody reads it."""
+
     def close(self) -> None:
         """What was written is to be read first."""
 
@@ -278,18 +281,58 @@ async def test_an_idle_connection_gives_way_though_its_client_reads_nothing(
     monkeypatch.setattr("trivium.observability.http.MAX_CONNECTIONS", 1)
     async with serve(Config()) as site:
         assert site.server is not None
-        connection = site.server.connect()
-        assert connection is not None
-        layer = Layer()
-        connection.connection_made(cast("asyncio.Transport", layer))
-        assert site.server.connect() is not None
-        assert layer.is_aborted
+        layers = [Layer(), Layer()]
+        for layer in layers:
+            site.server.connect().connection_made(cast("asyncio.Transport", layer))
+        assert [layer.is_aborted for layer in layers] == [True, False]
 
 
-async def test_a_connection_that_is_being_answered_does_not_give_way(
+@pytest.mark.parametrize("turns", range(4))
+async def test_a_connection_may_give_way_at_any_time_before_its_answer(
+    monkeypatch: pytest.MonkeyPatch, turns: int
+) -> None:
+    monkeypatch.setattr("trivium.observability.http.MAX_CONNECTIONS", 1)
+    faults: list[dict[str, Any]] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _, fault: faults.append(fault))
+    async with serve(Config()) as site:
+        assert site.server is not None
+        for _ in range(3):
+            connection = site.server.connect()
+            connection.connection_made(cast("asyncio.Transport", Layer()))
+            if turns:
+                await asyncio.sleep(0)
+                connection.data_received(LIVE + b"\r\n")
+            for _ in range(turns - 1):
+                await asyncio.sleep(0)
+        for _ in range(4):
+            await asyncio.sleep(0)
+        del connection
+        gc.collect()
+    assert faults == []
+
+
+async def test_whose_credentials_were_accepted_does_not_give_way(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("trivium.observability.http.MAX_CONNECTIONS", 1)
+    user = UserConfig(password="x", tags=("monitoring",))
+    monkeypatch.setattr("trivium.observability.http.MAX_SCRAPES", 1)
+    monkeypatch.setattr(f"{__name__}.MAX_SCRAPES", 1)
+    async with serve(Config(users={"ann": user})) as site:
+        site.is_held = True
+        asking = asyncio.create_task(site.ask("/metrics", basic("ann:x")))
+        await site.are_many.wait()
+        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", site.port)
+        assert await closed(other_reader) == b""
+        other_writer.close()
+        site.is_held = False
+        assert (await asking)[0] == 200
+
+
+async def test_strangers_whose_passwords_are_looked_at_give_way(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trivium.observability.http.MAX_CONNECTIONS", 8)
     hashing, go_on = asyncio.Event(), asyncio.Event()
 
     async def run(work: Callable[[], bool], done: Callable[[bool], None]) -> None:
@@ -300,13 +343,26 @@ async def test_a_connection_that_is_being_answered_does_not_give_way(
     monkeypatch.setitem(globals(), "run_in_pool", run)
     user = UserConfig(password=hash_password(b"x"), tags=("monitoring",))
     async with serve(Config(users={"ann": user})) as site:
-        asking = asyncio.create_task(site.ask("/metrics", basic("ann:x")))
+        request = LIVE.replace(b"/health/live", b"/metrics") + basic("ann:y").encode()
+        strangers = []
+        for _ in range(7):
+            streams = await asyncio.open_connection(
+                "127.0.0.1", site.port, local_addr=("127.0.0.2", 0)
+            )
+            streams[1].write(request + b"\r\n\r\n")
+            strangers.append(streams)
         await hashing.wait()
-        other_reader, other_writer = await asyncio.open_connection("127.0.0.1", site.port)
-        assert await closed(other_reader) == b""
-        other_writer.close()
+        ends = [asyncio.create_task(closed(reader)) for reader, _ in strangers]
+        asking = [asyncio.create_task(site.ask("/metrics", basic("ann:x"))) for _ in range(2)]
+        gone, _ = await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        assert (await site.ask("/health/live"))[0] == 200
         go_on.set()
-        assert (await asking)[0] == 200
+        assert [(await each)[0] for each in asking] == [200, 200]
+        assert {each.result() for each in gone} == {b""}
+        for each in ends:
+            each.cancel()
+        for _, writer in strangers:
+            writer.close()
 
 
 def basic(text: str) -> str:

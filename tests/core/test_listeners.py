@@ -333,3 +333,102 @@ def test_who_is_gone_is_forgotten() -> None:
     admission.tick()
     assert admission.addresses == 0
     assert listener.connections == 0
+
+
+# The same over HTTP
+
+
+async def is_alive(streams: tuple[asyncio.StreamReader, asyncio.StreamWriter]) -> bool:
+    """Whether a question over HTTP is answered; False where the connection was closed."""
+    reader, writer = streams
+    try:
+        writer.write(b"GET /health/live HTTP/1.1\r\nHost: x\r\n\r\n")
+        return (await reader.readuntil(b"}")).startswith(b"HTTP/1.1 200")
+    except (ConnectionError, asyncio.IncompleteReadError):
+        return False
+
+
+HTTP = ListenerConfig(protocol="http", address="127.0.0.1:0")
+
+
+async def test_an_address_has_its_limit_over_http_too_and_all_protocols_count() -> None:
+    found = config(mqtt("127.0.0.1:0"), HTTP, max_connections_per_address=2)
+    async with Broker(found) as broker, connected(broker) as first:
+        assert await is_served(first)
+        async with connected(broker, "http") as second:
+            assert await is_alive(second)
+            for name in ("http", "mqtt"):
+                async with connected(broker, name) as third:
+                    assert not await (is_alive if name == "http" else is_served)(third)
+            second[1].close()
+            await second[1].wait_closed()
+        admission = broker.server.admission if broker.server else None
+        assert admission is not None
+        while admission.counted("127.0.0.1") > 1:  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        async with connected(broker, "http") as third:
+            assert await is_alive(third)
+
+
+async def test_new_connections_of_an_address_have_their_rate_over_http_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(Admission, "tick", lambda _: None)
+    async with Broker(config(HTTP, connection_rate_per_address=3)) as broker:
+        served = []
+        for _ in range(5):
+            async with connected(broker, "http") as streams:
+                served.append(await is_alive(streams))
+        assert served == [True] * 3 + [False] * 2
+
+
+async def test_a_websocket_on_the_http_port_counts_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Admission, "tick", lambda _: None)
+    found = config(
+        mqtt("127.0.0.1:0"), HTTP, connection_rate_per_address=2, max_connections_per_address=1
+    )
+    upgrade = (
+        b"GET /mqtt HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: MDAwMDAwMDAwMDAwMDAwMA==\r\n"
+        b"Sec-WebSocket-Protocol: mqtt\r\n\r\n"
+    )
+    async with Broker(found) as broker:
+        assert broker.server is not None
+        admission = broker.server.admission
+        async with connected(broker, "http") as (reader, writer):
+            writer.write(upgrade)
+            assert b" 101 " in await reader.readline()
+            assert admission.counted("127.0.0.1") == 1
+            (connection,) = broker.connections
+            assert connection.peer.listener.connections == 1
+        while admission.counted("127.0.0.1"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        async with connected(broker, "http") as streams:
+            assert await is_alive(streams)
+
+
+def test_who_has_come_before_is_not_counted_again() -> None:
+    admission = Admission(LimitsConfig(max_connections_per_address=1), 1)
+    listener = Listener(mqtt("127.0.0.1:0", name="x"))
+    assert admission.enter_from("10.0.0.1")
+    assert admission.enter(listener, "10.0.0.1", True)
+    assert admission.enter_from("10.0.0.2")
+    # Too many in all: its address has one less too.
+    assert not admission.enter(listener, "10.0.0.2", True)
+    assert admission.counted("10.0.0.2") == 0
+    admission.leave(listener, "10.0.0.1")
+    assert admission.addresses == 0
+
+
+async def test_those_who_have_given_way_over_http_are_counted_no_more(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("trivium.observability.http.MAX_CONNECTIONS", 1)
+    async with (
+        Broker(config(HTTP, max_connections_per_address=2)) as broker,
+        contextlib.AsyncExitStack() as stack,
+    ):
+        for _ in range(5):
+            assert await is_alive(await stack.enter_async_context(connected(broker, "http")))
+        assert broker.server is not None
+        assert broker.server.admission.counted("127.0.0.1") == 1

@@ -154,6 +154,25 @@ async def test_output_of_a_turn_leaves_with_one_write() -> None:
     assert recorder.writes[0] == b"eee"
 
 
+async def test_what_follows_in_the_turn_is_not_done_for_the_client_that_was_served() -> None:
+    # Such as handshakes of others, whose lines in the log would name it.
+    async with Broker(config()) as broker, a_client(broker) as (_, _, connection):
+        assert broker.server is not None
+        driver = broker.server.driver
+        served: list[object] = []
+        driver.call(broker.events.for_served(lambda: served.append(broker.events.serving)))
+        served.append(broker.events.serving)
+        driver.feed(connection, b"e")
+        served.append(broker.events.serving)
+        broker.events.serving = connection
+        work = broker.events.for_served(lambda: served.append(broker.events.serving))
+        driver.call(work)
+        served.append(broker.events.serving)
+        driver.begin_next_turn(connection)
+        served.append(broker.events.serving)
+        assert served == [None, None, None, connection, None, None]
+
+
 async def test_close_writes_what_was_sent_first() -> None:
     async with Broker(config()) as broker:
         reader, writer = await connect(broker)

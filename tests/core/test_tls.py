@@ -269,6 +269,24 @@ async def test_every_protocol_is_served_over_tls(
         assert (await reader.readexactly(len(answer) or 13)).endswith(answer)
 
 
+@pytest.mark.parametrize("protocol", ["mqtt", "http"])
+async def test_a_handshake_counts_for_its_address(
+    authority: Authority, server_pair: Pair, protocol: str
+) -> None:
+    found = config(tls_of(server_pair), protocol, max_connections_per_address=1)
+    async with Broker(found) as broker:
+        silent = await asyncio.open_connection("127.0.0.1", port_of(broker))
+        reader, writer = await asyncio.open_connection("127.0.0.1", port_of(broker))
+        assert await reader.read() == b""
+        writer.close()
+        silent[1].close()
+        assert broker.server is not None
+        while broker.server.admission.counted("127.0.0.1"):  # noqa: ASYNC110
+            await asyncio.sleep(0)
+        async with connected(broker, client_context(authority)):
+            assert broker.server.admission.counted("127.0.0.1") == 1
+
+
 async def test_large_packets_cross_in_both_directions(
     authority: Authority, server_pair: Pair
 ) -> None:

@@ -61,9 +61,10 @@ from trivium.observability.feeds import (
     wants_websocket,
 )
 from trivium.observability.metrics import ProtocolMetrics
+from trivium.observability.seats import Seats
 from trivium.security.attempts import Attempt, Login
 from trivium.security.authenticator import Authenticator
-from trivium.security.identity import ADMINISTRATOR, MONITORING, NOBODY, OWNER
+from trivium.security.identity import ADMINISTRATOR, MONITORING, NOBODY, OWNER, Identity
 from trivium.security.permissions import Permissions
 from trivium.security.sessions import Session, Sessions
 
@@ -72,7 +73,7 @@ if TYPE_CHECKING:
 
 #: seconds that requests in progress get when the broker stops
 SHUTDOWN_SECONDS: Final = 1.0
-#: connections at a time; beyond them idle ones give way to new ones
+#: connections at a time; who gives way beyond them: ``trivium.observability.seats``
 MAX_CONNECTIONS: Final = 128
 #: seconds that a connection is kept between two requests
 KEEP_ALIVE_SECONDS: Final = 5.0
@@ -128,6 +129,16 @@ class HttpDriver(Protocol):
         """Something is done that takes a part of this turn's time."""
 
 
+class Addresses(Protocol):
+    """Counts what comes from each address, by whatever protocol."""
+
+    def enter_from(self, host: str) -> bool:
+        """One more comes; whether it may. One that may not does not count."""
+
+    def leave_from(self, host: str) -> None:
+        """One that might come is gone."""
+
+
 class Metrics:
     """Where the metrics are, and what makes them of a path and its query, piece by piece.
 
@@ -158,8 +169,9 @@ class HttpServer:
     `unready` gives the reason why the broker is not ready, or None; `metrics` makes the metrics.
     Both are called on the loop. A connection that has asked nothing within
     `handshake_seconds` is closed. `upgrades` makes, by path, what takes the socket over from a
-    client that asks for a WebSocket. All is there behind `prefix` as well, for proxies that leave
-    it in the path.
+    client that asks for a WebSocket, told by whose address it counts already. All is there behind
+    `prefix` as well, for proxies that leave it in the path. `addresses` counts connections, unless
+    a layer around them does.
     """
 
     def __init__(
@@ -171,11 +183,12 @@ class HttpServer:
         metrics: Metrics,
         listener: ListenerConfig,
         handshake_seconds: float = 10.0,
-        upgrades: Mapping[str, Callable[[bool], asyncio.Protocol]] | None = None,
+        upgrades: Mapping[str, Callable[[str], asyncio.Protocol]] | None = None,
         api: Api | None = None,
         prefix: str = "",
         sessions: Sessions | None = None,
         files: Mapping[str, File] | None = None,
+        addresses: Addresses | None = None,
     ) -> None:
         self._driver = driver
         self._authenticator = authenticator
@@ -186,9 +199,9 @@ class HttpServer:
         self._scrapes = 0
         self._listener = listener
         self._handshake_seconds = handshake_seconds
-        self._max_connections = min(MAX_CONNECTIONS, listener.max_connections or MAX_CONNECTIONS)
-        #: connections whose request is being answered
-        self._busy: set[web.RequestHandler] = set()
+        self._addresses = addresses
+        most = min(MAX_CONNECTIONS, listener.max_connections or MAX_CONNECTIONS)
+        self._seats: Seats[HttpConnection] = Seats(most, _drop)
         application = web.Application(middlewares=[self._has_asked])
         application.on_response_prepare.append(_name_server)
         self._prefix = prefix
@@ -240,35 +253,35 @@ class HttpServer:
         """Requests in progress get a second to end."""
         await self._runner.cleanup()
 
-    def connect(self) -> asyncio.Protocol | None:
-        """What serves a new connection. Where there are too many, the oldest that is idle gives
-        way: one that has not asked, asks by halves, or is kept alive. None: all are being answered.
-        """
+    def connect(self) -> asyncio.Protocol:
+        """What serves a new connection, or closes it where it may not come."""
         server = self._runner.server
         assert server is not None
-        connections = server.connections
-        excess = len(connections) - self._max_connections + 1
-        if excess > 0:
-            idle = [each for each in connections if each not in self._busy]
-            if len(idle) < excess:
-                return None
-            for each in idle[:excess]:
-                _drop(each)
         connection = HttpConnection(server, loop=asyncio.get_running_loop(), **self._settings)
         connection.counted = self._counted
+        connection.seats = self._seats
+        connection.addresses = self._addresses
+        connection.task = None
+        connection.is_asking = False
         connection.silence = self._driver.call_later(self._handshake_seconds, connection.abort)
         return connection
 
     @web.middleware
     async def _has_asked(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        connection = request.protocol
-        assert isinstance(connection, HttpConnection)
+        connection = _connection_of(request)
         connection.has_asked()
-        self._busy.add(connection)
+        connection.is_asking = True
+        self._seats.asks(connection)
         try:
             return await handler(request)
         finally:
-            self._busy.remove(connection)
+            connection.is_asking = False
+            self._seats.is_idle(connection)
+
+    def _is_in(self, request: web.Request, identity: Identity) -> None:
+        """Who asks is known from now on, unless it came without credentials."""
+        if not identity.is_anonymous and identity is not NOBODY:
+            self._seats.is_in(_connection_of(request))
 
     async def _get_below(self, _: web.Request) -> web.Response:
         # What the pages name is below it: a browser must see the slash.
@@ -301,7 +314,7 @@ class HttpServer:
                 headers={hdrs.UPGRADE: "websocket"},
                 text="this is served to WebSockets\n",
             )
-        _hand_over(request, self._upgrades[self._own(request.path)](True))
+        _hand_over(request, self._upgrades[self._own(request.path)])
         # Nobody gets it.
         return web.Response()
 
@@ -313,6 +326,8 @@ class HttpServer:
                 status=refused.answer.status, headers=refused.answer.headers, text=f"{_PUT_OFF}\n"
             )
         identity = None if login is None else login.identity
+        if identity is not None:
+            self._is_in(request, identity)
         if identity is not None and not identity.is_anonymous:
             try:
                 self._permissions.require_tag(identity, _MAY_WATCH, "metrics")
@@ -367,6 +382,7 @@ class HttpServer:
         )
         session = self._page_of(request, place, path, cookie)
         login = await self._login_of(request, place) if session is None else session.login
+        self._is_in(request, login.identity)
         if path[0] == OWN and not _accepts(request.headers.getall(hdrs.ACCEPT, []), _SHOWN):
             text = "answers are application/json, events text/event-stream"
             raise ApiRefused(refusal(406, "not_acceptable", text))
@@ -809,12 +825,64 @@ class HttpConnection(web.RequestHandler):
     """One connection. Answers to what is no request, which reach no application, name the server
     as others do."""
 
-    __slots__ = ("_is_open", "counted", "lost", "silence")
+    __slots__ = (
+        "_is_open",
+        "addresses",
+        "counted",
+        "host",
+        "is_asking",
+        "lost",
+        "seats",
+        "silence",
+        "task",
+    )
 
     #: what closes it where it asks for nothing in time
     silence: asyncio.TimerHandle | None
     #: where it counts
     counted: ProtocolMetrics
+    seats: Seats[HttpConnection]
+    #: what counts it, from when it is made until it is lost; None for nothing
+    addresses: Addresses | None
+    host: str
+    #: what serves its requests, while it does, and whether there is one that it answers
+    task: asyncio.Task[None] | None
+    is_asking: bool
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        peer = transport.get_extra_info("peername")
+        self.host = peer[0] if isinstance(peer, tuple) else ""
+        if self.addresses is not None and not self.addresses.enter_from(self.host):
+            self.addresses = None
+            self._refuse(transport)
+        elif not self.seats.enter(self, self.host):
+            self._refuse(transport)
+        else:
+            super().connection_made(transport)
+            self.counted.connections_opened += 1
+            self._is_open = True
+
+    def _refuse(self, transport: asyncio.BaseTransport) -> None:
+        self.has_asked()
+        cast("asyncio.Transport", transport).abort()
+
+    async def start(self) -> None:
+        # It may have given way before its task has begun.
+        if self.transport is None:
+            return
+        self.task = asyncio.current_task()
+        try:
+            await super().start()
+        finally:
+            self.task = None
+
+    def give_address(self) -> str:
+        """By whose address it counts; whoever takes the socket over has it from now on. "" where a
+        layer around it does."""
+        if self.addresses is None:
+            return ""
+        self.addresses = None
+        return self.host
 
     def __init__(self, *args: Any, **named: Any) -> None:
         super().__init__(*args, **named)
@@ -832,11 +900,6 @@ class HttpConnection(web.RequestHandler):
         if self.silence is not None:
             self.silence.cancel()
             self.silence = None
-
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        super().connection_made(transport)
-        self.counted.connections_opened += 1
-        self._is_open = True
 
     def data_received(self, data: bytes) -> None:
         self.counted.bytes_received += len(data)
@@ -858,6 +921,12 @@ class HttpConnection(web.RequestHandler):
         self.has_asked()
         if self.lost is not None:
             self.lost()
+        self.seats.leave(self)
+        if self.task is not None and not self.is_asking:
+            # It would find the next request, which has come already, and nothing to answer it by.
+            self.task.cancel()
+        if self.addresses is not None:
+            self.addresses.leave_from(self.give_address())
 
     def handle_error(
         self, request: web.BaseRequest, status: int = 500, *args: Any, **named: Any
@@ -876,8 +945,7 @@ async def _name_server(_: web.Request, response: web.StreamResponse) -> None:
 @contextlib.contextmanager
 def _gone(request: web.Request, lost: Callable[[], None]) -> Iterator[None]:
     """Meanwhile ``lost`` is called when the client goes."""
-    connection = request.protocol
-    assert isinstance(connection, HttpConnection)
+    connection = _connection_of(request)
     connection.lost = lost
     try:
         yield
@@ -885,8 +953,14 @@ def _gone(request: web.Request, lost: Callable[[], None]) -> Iterator[None]:
         connection.lost = None
 
 
-def _drop(connection: web.RequestHandler) -> None:
-    """Close a connection that is not being answered; it does not count from now on."""
+def _connection_of(request: web.Request) -> HttpConnection:
+    connection = request.protocol
+    assert isinstance(connection, HttpConnection)
+    return connection
+
+
+def _drop(connection: HttpConnection) -> None:
+    """Close a connection; it does not count from now on."""
     transport = connection.transport
     connection.connection_lost(None)
     if transport is not None:
@@ -908,15 +982,16 @@ class _Tail:
         """There is no more."""
 
 
-def _hand_over(request: web.Request, protocol: asyncio.Protocol) -> None:
-    """Have `protocol` go on with the socket, as if it had got the request itself.
+def _hand_over(request: web.Request, make: Callable[[str], asyncio.Protocol]) -> None:
+    """Have what is made go on with the socket, as if it had got the request itself.
 
     To aiohttp the client is gone.
     """
-    connection = request.protocol
+    connection = _connection_of(request)
     transport = connection.transport
     if transport is None:
         return
+    protocol = make(connection.give_address())
     lines = [f"{request.method} {request.raw_path} HTTP/1.1".encode()]
     lines += [name + b": " + value for name, value in request.raw_headers]
     tail = _Tail()

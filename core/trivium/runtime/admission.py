@@ -1,6 +1,7 @@
 """How many clients there may be, in total, of a listener and of an address, and how fast they come.
 
-Whoever first knows where a client comes from asks: its socket, or the layer that is outermost.
+Whoever first knows where a client comes from asks: its socket, or the layer that is outermost. HTTP
+has limits of its own of how many there are, and asks for addresses alone.
 """
 
 from __future__ import annotations
@@ -31,21 +32,30 @@ class Admission:
         """How many are counted now."""
         return len(self._there) + len(self._came)
 
-    def enter(self, listener: Listener, host: str) -> bool:
+    def counted(self, host: str) -> int:
+        """How many of the address of ``host`` are there, where that is limited."""
+        return self._there.get(subscriber_address(host), 0)
+
+    def enter(self, listener: Listener, host: str, is_counted: bool = False) -> bool:
         """A client has come from ``host`` (`""` is this machine); whether it may stay.
 
-        One that may not has not entered.
+        One that may not has not entered. ``is_counted``: for its address it has entered before.
         """
         limit = listener.config.max_connections
         if self._count >= self._max_connections or 0 < limit <= listener.connections:
+            if is_counted:
+                self.leave_from(host)
             return False
-        if host and (self._per_address or self._rate) and not self._enter_from(host):
+        if not (is_counted or self.enter_from(host)):
             return False
         self._count += 1
         listener.connections += 1
         return True
 
-    def _enter_from(self, host: str) -> bool:
+    def enter_from(self, host: str) -> bool:
+        """Somebody has come from ``host``; whether it may stay, as far as its address goes."""
+        if not host or not (self._per_address or self._rate):
+            return True
         address = subscriber_address(host)
         if self._rate:
             came = self._came.get(address, 0) + 1
@@ -65,6 +75,10 @@ class Admission:
         """A client that had entered is gone."""
         self._count -= 1
         listener.connections -= 1
+        self.leave_from(host)
+
+    def leave_from(self, host: str) -> None:
+        """Somebody is gone who had entered by ``enter_from``."""
         if host and self._per_address:
             address = subscriber_address(host)
             there = self._there.pop(address) - 1

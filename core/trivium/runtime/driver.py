@@ -114,15 +114,12 @@ class LoopDriver(Driver):
             work()
             if self._slow is not None:
                 self._slow.did_work(work)
+            self._broker.events.serving = None
         except BaseException as error:
             self._server.stop_for(error)
 
-    def accept(
-        self, take: Callable[[], asyncio.Protocol | SocketDriver | None]
-    ) -> asyncio.Protocol:
-        """A new socket, for whoever is to ``take`` it: None refuses it. What it raises stops the
-        broker.
-        """
+    def accept(self, take: Callable[[], asyncio.Protocol | SocketDriver]) -> asyncio.Protocol:
+        """A new socket, for whoever is to ``take`` it. What it raises stops the broker."""
         taken = None
         try:
             taken = take()
@@ -143,6 +140,8 @@ class LoopDriver(Driver):
                 self._slow.did(connection)
         except BaseException as error:
             self._feed_failed(connection, changes, error)
+        # What others do in this turn, such as TLS and HTTP, is not done for it.
+        self._broker.events.serving = None
 
     def go_on(self, connection: Connection) -> None:
         """Others may be fed just now, and what it raises is not their fault."""
@@ -170,6 +169,7 @@ class LoopDriver(Driver):
                 self._slow.did(connection)
         except BaseException as error:
             self._feed_failed(connection, changes, error)
+        self._broker.events.serving = None
 
     def _feed_failed(self, connection: Connection, changes: int, error: BaseException) -> None:
         """``feed`` has raised; before it the broker was at ``changes``."""

@@ -184,7 +184,7 @@ class Listeners:
             return self._behind_proxies(config, lambda: make(True))
 
         def take() -> TlsLayer:
-            return TlsLayer(server, listener, certificates, make(False), True)
+            return TlsLayer(server, listener, certificates, make(False), False)
 
         return self._behind_proxies(config, take)
 
@@ -196,18 +196,23 @@ class Listeners:
             return lambda is_outermost: SocketDriver(server, adapter, listener, is_outermost)
         if adapter.websocket is None:
             raise ConfigError(f"{config.name}: {adapter.name} is not spoken over WebSocket")
-        return self._upgrader(adapter, listener, config.websocket, adapter.websocket)
+        from trivium.runtime.websocket import Terms, Upgrade
+
+        terms = Terms(
+            config.websocket, adapter.websocket, config.websocket_origins, config.tls is not None
+        )
+        return lambda is_outermost: Upgrade(server, listener, adapter, terms, is_outermost)
 
     def _upgrader(
-        self, adapter: Adapter, listener: Listener, path: str, protocol: WebSocketTerms
-    ) -> Callable[[bool], Any]:
-        """The same, for those who ask for a WebSocket at ``path``."""
+        self, adapter: Adapter, listener: Listener, protocol: WebSocketTerms
+    ) -> Callable[[str], Any]:
+        """Makes it for those who ask for one over HTTP; it is told where they are counted."""
         from trivium.runtime.websocket import Terms, Upgrade
 
         server = self._server
         config = listener.config
-        terms = Terms(path, protocol, config.websocket_origins, config.tls is not None)
-        return lambda is_outermost: Upgrade(server, listener, adapter, terms, is_outermost)
+        terms = Terms(protocol.path, protocol, config.websocket_origins, config.tls is not None)
+        return lambda counted: Upgrade(server, listener, adapter, terms, True, counted)
 
     def _behind_proxies(self, config: ListenerConfig, take: Callable[[], Any]) -> Callable[[], Any]:
         """What ``take`` makes, behind the header of a proxy where the listener is for proxies."""
@@ -246,6 +251,7 @@ class Listeners:
         counted = self._counted
         certificates = self._certificates_of(config, HTTP_ALPN)
         listener = Listener(config)
+        sessions, files = self._pages(config)
         http = HttpServer(
             server.driver,
             broker.authenticator,
@@ -255,25 +261,24 @@ class Listeners:
             config,
             broker.config.limits.handshake_seconds,
             {
-                found.path: self._upgrader(adapter, listener, found.path, found)
+                found.path: self._upgrader(adapter, listener, found)
                 for adapter in adapters
                 if (found := adapter.websocket) is not None
                 and not isinstance(config, ControlListener)
             },
             self._management(),
             broker.config.http.path_prefix,
-            *self._pages(config),
+            sessions=sessions,
+            files=files,
+            addresses=server.admission if certificates is None else None,
         )
         self._http.append(http)
         await http.start()
         if certificates is None:
             return self._behind_proxies(config, http.connect)
 
-        def take() -> TlsLayer | None:
-            connection = http.connect()
-            if connection is None:
-                return None
-            return TlsLayer(server, listener, certificates, connection, False)
+        def take() -> TlsLayer:
+            return TlsLayer(server, listener, certificates, http.connect(), True)
 
         return self._behind_proxies(config, take)
 

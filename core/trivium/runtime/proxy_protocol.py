@@ -241,9 +241,6 @@ class ProxyLayer(asyncio.Protocol):
 
     def _hand_on(self, transport: asyncio.Transport, rest: bytes, came_at: int) -> None:
         inner = self._take()
-        if inner is None:
-            transport.close()
-            return
         source = self._reader.source
         transport.set_protocol(inner)
         peer = transport if source is None else Proxied(transport, source, came_at)

@@ -50,7 +50,7 @@ class TlsLayer:
         listener: Listener,
         certificates: Certificates,
         inner: Any,
-        is_outermost: bool,
+        is_http: bool,
     ) -> None:
         self._server = server
         self._loop = server.driver
@@ -63,7 +63,10 @@ class TlsLayer:
         self._object = certificates.context.wrap_bio(
             self._incoming, self._outgoing, server_side=True
         )
-        self._is_outermost = is_outermost
+        # HTTP has limits of its own but for addresses.
+        self._is_http = is_http
+        # Whether it has entered, and from where.
+        self._is_counted = False
         self._host = ""
         self._is_open = False
         # Whether the peer sends no more that is for us; whether we do not, and what it sends is
@@ -82,11 +85,13 @@ class TlsLayer:
     def connection_made(self, transport: Any) -> None:
         self._transport = transport
         server = self._server
-        if self._is_outermost:
-            self._host = host_of(transport)
-            if not server.admission.enter(self._listener, self._host):
-                self._is_outermost = False
-                transport.abort()
+        self._host = host_of(transport)
+        if self._is_http:
+            self._is_counted = server.admission.enter_from(self._host)
+        else:
+            self._is_counted = server.admission.enter(self._listener, self._host)
+        if not self._is_counted:
+            transport.abort()
         if transport.is_closing() or server.broker.is_stopping:
             transport.abort()
             return
@@ -228,8 +233,11 @@ class TlsLayer:
 
     def connection_lost(self, error: Exception | None) -> None:
         self._end_handshake()
-        if self._is_outermost:
-            self._server.admission.leave(self._listener, self._host)
+        if self._is_counted:
+            if self._is_http:
+                self._server.admission.leave_from(self._host)
+            else:
+                self._server.admission.leave(self._listener, self._host)
         if self._is_open:
             self._inner.connection_lost(error)
         # The two would keep each other in memory.

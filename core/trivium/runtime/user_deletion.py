@@ -4,7 +4,8 @@ part in each turn.
 Its row is marked first: from that write batch on the user is gone for clients, and a start after a
 crash goes on with what is left. The row goes with the last part; until then there cannot be another
 user of that name, who would get what is left. Its tags and permissions go with the last part too:
-they say what of its declarations is in force, which the broker keeps so.
+they say what of its declarations is in force, which the broker keeps so. And so do its limits:
+without them what a rate holds back would be taken in before its clients are sent away.
 """
 
 from __future__ import annotations
@@ -38,7 +39,13 @@ class UserDeletion(Timed):
         self._name = name
         self._done = done
         granted = broker.authentication.granted
-        self._forget_permissions = broker.events.for_served(lambda: granted.forget_user(name))
+        limits = broker.logins.limits
+
+        def forget() -> None:
+            granted.forget_user(name)
+            limits.forget(name)
+
+        self._forget_settings = broker.events.for_served(forget)
         self._parts = self._all_parts()
 
     def begin(self) -> None:
@@ -49,7 +56,7 @@ class UserDeletion(Timed):
         broker = self._broker
         if take_parts(broker, self._parts, self):
             serving = broker.events.serving
-            self._forget_permissions()
+            self._forget_settings()
             broker.events.serving = serving
             broker.users.deleted(self._name)
             self._done()
@@ -153,7 +160,6 @@ def delete_user(broker: Broker, name: str, done: Callable[[], None]) -> None:
     broker.users.changeable(name)
     broker.users.delete(name)
     broker.authentication.api_keys.delete_of(name)
-    broker.logins.limits.forget(name)
     UserDeletion(broker, name, done).begin()
 
 

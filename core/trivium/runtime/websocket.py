@@ -217,15 +217,23 @@ class Upgrade(asyncio.Protocol):
     """A socket whose client has yet to ask for the change to WebSocket."""
 
     def __init__(
-        self, server: Server, listener: Listener, adapter: Adapter, terms: Terms, is_outermost: bool
+        self,
+        server: Server,
+        listener: Listener,
+        adapter: Adapter,
+        terms: Terms,
+        is_outermost: bool,
+        counted: str | None = None,
     ) -> None:
         self._server = server
         self._listener = listener
         self._adapter = adapter
         self._terms = terms
-        # Whether no layer lies between it and the socket; and where it has entered from.
+        # Whether no layer lies between it and the socket; and where it has entered from. Behind
+        # HTTP it is `counted` there already, "" where a layer around both does that.
         self._is_outermost = is_outermost
-        self._host = ""
+        self._counted = counted
+        self._host = counted or ""
         self._head = b""
         self._is_over = False
         self._transport: asyncio.Transport | None = None
@@ -234,8 +242,12 @@ class Upgrade(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast("asyncio.Transport", transport)
         server = self._server
-        self._host = host_of(transport)
-        if self._is_outermost and not server.admission.enter(self._listener, self._host):
+        is_counted = self._counted is not None
+        if not is_counted:
+            self._host = host_of(transport)
+        if self._is_outermost and not server.admission.enter(
+            self._listener, self._host, is_counted
+        ):
             self._is_outermost = False
             self._abort()
             return

@@ -18,7 +18,7 @@ from trivium.common.events import Events
 from trivium.common.values import pack, unpack
 from trivium.errors import LimitExceeded, NotFound, PreconditionFailed
 from trivium.security.attempts import REFUSED, UNKNOWN, Attempt, Decided, Login, Method, Verdict
-from trivium.security.identity import Identity
+from trivium.security.identity import Identity, with_implied
 from trivium.security.scopes import check_scopes, scopes_of
 from trivium.security.users import Users
 from trivium.storage.base import Table
@@ -115,7 +115,7 @@ class ApiKeys(Method):
         found = self._users.find(user)
         if scopes is not None and found is not None:
             scopes = check_scopes(scopes)
-            missing = scopes_of(scopes)[1] - found.tags
+            missing = scopes_of(scopes)[1] - with_implied(found.tags)
             if missing:
                 raise PreconditionFailed(f"user '{user}' has no tag '{min(missing)}'")
         if len(self._of_users.get(user, ())) >= MAX_OWN_KEYS:
@@ -192,7 +192,8 @@ class ApiKeys(Method):
         if key.scopes is not None:
             scopes, tags = scopes_of(key.scopes)
             is_narrowed = scopes is not None
-            identity = Identity(key.user, user.tags & tags, scopes=scopes, is_narrowed=is_narrowed)
+            given = with_implied(user.tags) & tags
+            identity = Identity(key.user, given, scopes=scopes, is_narrowed=is_narrowed)
         return Login(
             identity=identity,
             method=self.name,

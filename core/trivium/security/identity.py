@@ -14,6 +14,17 @@ MANAGEMENT: Final = "management"
 KNOWN_TAGS: Final = (ADMINISTRATOR, POLICYMAKER, MONITORING, MANAGEMENT, "impersonator", "none")
 #: Those of whom each permits to set policies.
 SETS_POLICIES: Final = frozenset({ADMINISTRATOR, POLICYMAKER})
+#: What may all that another tag may, as in RabbitMQ.
+_IMPLIED: Final = {
+    ADMINISTRATOR: frozenset({POLICYMAKER, MONITORING, MANAGEMENT}),
+    POLICYMAKER: frozenset({MANAGEMENT}),
+    MONITORING: frozenset({MANAGEMENT}),
+}
+
+
+def with_implied(tags: frozenset[str]) -> frozenset[str]:
+    """These tags, and those of which they permit everything."""
+    return tags.union(*(_IMPLIED.get(tag, frozenset()) for tag in tags))
 
 
 @dataclass(frozen=True, slots=True)
