@@ -11,6 +11,7 @@ import pytest
 
 from tests.support.permitted import make_server
 from trivium import Broker, Config
+from trivium.common.timers import Timed
 from trivium.config import Listen, LogConfig, StorageConfig
 from trivium.errors import ConfigError
 from trivium.listen import ListenerConfig
@@ -133,6 +134,64 @@ def test_a_callback_without_a_name_is_called_for_where_it_was_made() -> None:
 def test_a_callback_of_a_connection_is_told_as_that() -> None:
     connection = make_server().mqtt("root", "device").connection
     assert described(connection.resume_writing) == described(connection)
+
+
+@pytest.mark.pure
+def test_a_timer_is_a_step_and_says_what_it_was_for(
+    clock: list[float], caplog: pytest.LogCaptureFixture
+) -> None:
+    server = make_server()
+    broker = server.broker
+    turns = SlowTurns(broker, 0.1)
+    broker.timeouts.called = turns.did
+
+    class Slow(Timed):
+        def due(self) -> None:
+            clock[0] += 0.2
+
+    slow = Slow()
+    turns.begin(clock[0])
+    broker.timeouts.call_at(broker.elapsed_ms, slow)
+    broker.timeouts.run(broker.elapsed_ms)
+    turns.did(slow_turns.END)
+    turns.end()
+    (record,) = caplog.records
+    assert "in 2 steps; the longest, 200 ms, was a timer for clients" in record.message
+    assert record.message.endswith(".Slow)")
+
+
+def every_timer() -> set[type[Timed]]:
+    """The classes of all timers of the broker."""
+    found: set[type[Timed]] = set()
+    waiting = [Timed]
+    while waiting:
+        for kind in waiting.pop().__subclasses__():
+            found.add(kind)
+            waiting.append(kind)
+    return {kind for kind in found if kind.__module__.startswith("trivium")}
+
+
+@pytest.mark.pure
+def test_each_timer_of_the_core_has_words_for_what_it_is_for() -> None:
+    make_server()
+    kinds = every_timer()
+    assert len(kinds) > 20
+    for kind in kinds:
+        text = described(kind.__new__(kind))
+        assert text.startswith("a timer for ")
+        assert "the broker's own" not in text, kind
+        assert ("clients" in text) is (not kind.__module__.startswith("trivium.")), kind
+
+
+@pytest.mark.pure
+def test_a_timer_of_a_connection_names_it() -> None:
+    connection = make_server().amqp("root").connection
+
+    class OfConnection(Timed):
+        def __init__(self) -> None:
+            self.connection = connection
+
+    assert described(OfConnection()).endswith(f" {described(connection)}")
 
 
 async def test_a_running_broker_tells_of_its_turns(caplog: pytest.LogCaptureFixture) -> None:

@@ -49,6 +49,8 @@ class Timers:
         self._heap: list[tuple[int, int]] = []
         self._items: dict[int, Timed] = {}
         self._number = 0
+        #: told of each that was called; None where nobody wants to know
+        self.called: Callable[[Timed], None] | None = None
 
     def __len__(self) -> int:
         """Times that are kept, those of moved and stopped calls among them."""
@@ -99,5 +101,8 @@ class Timers:
             if item is not None:
                 item.due_at = 0
                 due.append(item)
+        called = self.called
         for item in due:
             item.due()
+            if called is not None:
+                called(item)

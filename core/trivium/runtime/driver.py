@@ -311,6 +311,7 @@ class LoopDriver(Driver):
         slow_ms = self._broker.config.log.slow_turn_ms
         if slow_ms:
             self._slow = SlowTurns(self._broker, slow_ms / 1000)
+            self._broker.timeouts.called = self._broker.dates.called = self._slow.did
 
 
 def _release() -> bool:

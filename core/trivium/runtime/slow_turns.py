@@ -2,7 +2,7 @@
 
 While a turn lasts nobody else is served. It is made of steps: what came from one client, a callback
 of the storage, a request of an operator, the end of the turn. Of each turn the longest step is
-known, and how many there were.
+known, and how many there were. A timer that is due is a step of its own.
 """
 
 from __future__ import annotations
@@ -11,10 +11,11 @@ import logging
 import time
 from collections.abc import Callable
 from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from mypy_extensions import i64
 
+from trivium.common.timers import Timed
 from trivium.observability.api import ApiRequest
 from trivium.runtime.adapter import Connection
 
@@ -41,6 +42,32 @@ _KINDS: Final = (
     ("trivium.observability.http", "a client of HTTP"),
     ("trivium.management.", "HTTP"),
     ("trivium.runtime.", "the broker's own"),
+)
+#: What timers are for, in the same way.
+_TIMERS: Final = (
+    ("trivium.queues.dead_letters", "dead letters"),
+    ("trivium.queues.", "messages that expire, queues that nobody uses"),
+    ("trivium.vhost.delays", "delayed messages"),
+    ("trivium.vhost.policy_walk", "a policy that has changed"),
+    ("trivium.vhost.suspensions", "bindings whose makers lose permissions"),
+    ("trivium.streams.retention", "what streams keep no longer"),
+    ("trivium.streams.compaction", "the compaction of a stream"),
+    ("trivium.streams.", "a stream"),
+    ("trivium.groups.", "members of a group that are silent"),
+    ("trivium.idempotence.", "what is remembered to find doubles"),
+    ("trivium.management.sampling", "rates that somebody looks at"),
+    ("trivium.management.compatible.definitions", "an import of definitions"),
+    ("trivium.management.leases", "messages that are lent over HTTP"),
+    ("trivium.management.", "requests over HTTP that wait"),
+    ("trivium.runtime.authentication", "logins that end"),
+    ("trivium.runtime.user_deletion", "a user that is deleted"),
+    ("trivium.runtime.vhost_deletion", "a virtual host that is deleted"),
+    ("trivium.runtime.firehose", "the firehose"),
+    ("trivium.runtime.event_messages", "events as messages"),
+    ("trivium.runtime.alarms", "memory and disk"),
+    ("trivium.runtime.", "a client that has to wait"),
+    ("trivium.common.timers", "what was to be done later"),
+    ("trivium.", "the broker's own"),
 )
 
 
@@ -138,12 +165,32 @@ def described(what: object) -> str:
     if isinstance(what, partial):
         served = [each for each in what.args if isinstance(each, (ApiRequest, Connection))]
         return described(served[0] if served else what.func)
+    if isinstance(what, Timed):
+        return _timer(what)
     owner = getattr(what, "__self__", None)
     if isinstance(owner, Connection):
         return described(owner)
     # Methods of what is compiled do not know their module.
     module: str = getattr(what, "__module__", None) or type(owner).__module__
-    kind = next((words for begin, words in _KINDS if module.startswith(begin)), "something")
+    kind = _words(_KINDS, module, "something")
     # One that has no name of its own was made in a function that has.
     name = str(getattr(what, "__qualname__", type(what).__qualname__)).partition(".<locals>")[0]
     return f"{kind} ({module}.{name})"
+
+
+def _timer(item: Timed) -> str:
+    """What a timer was for; those of protocols are for a client of theirs."""
+    # One that does some work is for whom it does it. Classes that are compiled have their names for
+    # Python alone.
+    kind: Any = type(getattr(getattr(item, "_work", None), "__self__", item))
+    module: str = kind.__module__
+    text = f"a timer for {_words(_TIMERS, module, 'clients')} ({module}.{kind.__qualname__})"
+    for name in ("connection", "_connection"):
+        connection = getattr(item, name, None)
+        if isinstance(connection, Connection):
+            return f"{text} {described(connection)}"
+    return text
+
+
+def _words(kinds: tuple[tuple[str, str], ...], module: str, other: str) -> str:
+    return next((words for begin, words in kinds if module.startswith(begin)), other)
