@@ -12,6 +12,7 @@ from typing import Any
 import msgpack
 
 from trivium.messages.message import Properties
+from trivium.streams.compression import decompress
 
 #: the fields of neutral properties
 FIELDS = (
@@ -124,6 +125,11 @@ def _messages(body: bytes, at: int, count: int) -> list[dict[str, Any]]:
 
 def _published(body: bytes) -> dict[str, Any]:
     count, flags = struct.unpack_from("<II", body)
+    if flags & 6:
+        size: int = struct.unpack_from("<I", body, 8)[0]
+        # What is compressed are messages, as they are without a codec.
+        _messages(decompress(flags >> 1, body[12:], size), 0, count)
+        return {"count": count, "flags": flags, "size": size, "packed": body[12:]}
     at = 8
     found: dict[str, Any] = {"flags": flags}
     if flags & 1:

@@ -50,7 +50,7 @@ def test_properties_are_read_and_written_as_the_vectors_say() -> None:
 def test_a_frame_that_is_cut_is_not_read(name: str) -> None:
     row = FRAMES[name]
     body = bytes.fromhex(row["frame"])[13:]
-    # A BATCH ends with its frame: it has no size of its own.
-    if body and row["type"] != Kind.BATCH:
+    # These end with their frames: they have no size of their own.
+    if body and row["type"] != Kind.BATCH and name != "PUBLISH-COMPRESSED":
         with pytest.raises(ValueError, match="ends too early"):
             decode_body(Kind(row["type"]), body[:-1])

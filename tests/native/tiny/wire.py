@@ -182,6 +182,19 @@ class Producer:
 
 
 @dataclass(frozen=True)
+class Packed:
+    """The body of PUBLISH without a producer whose messages are compressed."""
+
+    count: int
+    flags: int
+    size: int
+    packed: bytes
+
+    def encode(self) -> bytes:
+        return struct.pack("<III", self.count, self.flags, self.size) + self.packed
+
+
+@dataclass(frozen=True)
 class Publish:
     """The body of PUBLISH."""
 
@@ -198,8 +211,11 @@ class Publish:
         return b"".join([*parts, *(message.encode() for message in self.messages)])
 
     @classmethod
-    def read(cls, reader: Reader) -> Publish:
+    def read(cls, reader: Reader) -> Publish | Packed:
         count, flags = reader.fields("<II")
+        if flags & 6:
+            size = reader.fields("<I")[0]
+            return Packed(count, flags, size, reader.bytes(len(reader.data) - reader.at))
         producer = None
         if flags & 1:
             size, epoch, sequence = reader.fields("<IIQ")
