@@ -19,6 +19,7 @@ import pytest
 
 from tests.support.certificates import Authority, Pair, replace_file
 from tests.support.mqtt import connect
+from tests.support.rest import until
 from tests.support.websocket import read_head, request
 from trivium.config import (
     AuthConfig,
@@ -335,6 +336,14 @@ async def test_a_client_that_does_not_read_is_not_written_to_for_ever(
         assert receiver.transport.unsent() > 0
         # What waits is the marks of socket and connection, not fifty megabytes.
         assert receiver.transport.unsent() + receiver.output_size < 16 << 20
+        # Nor is it kept for ever once TLS has failed.
+        raw = socket.socket(fileno=subscriber.get_extra_info("socket").fileno())
+        try:
+            raw.setblocking(True)
+            raw.sendall(b"\x17\x03\x03\x00\x20" + bytes(32))
+        finally:
+            raw.detach()
+        await until(lambda: receiver not in broker.connections)
 
 
 # Ends

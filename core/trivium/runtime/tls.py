@@ -18,6 +18,7 @@ from trivium.runtime.certificates import Certificates
 from trivium.runtime.handshakes import Handshake
 from trivium.runtime.sockets import (
     CAME_AT,
+    CUT_SECONDS,
     address_of,
     host_of,
 )
@@ -215,6 +216,8 @@ class TlsLayer:
         if not self._transport.is_closing():
             self._flush()
             self._transport.close()
+            # It may not read what it was sent before.
+            self._loop.call_later(CUT_SECONDS, self._transport.abort)
 
     def _timed_out(self) -> None:
         logger.info(
