@@ -253,7 +253,7 @@ def test_a_slow_reader_is_not_sent_more_than_its_output_takes(client: Client) ->
 
 def test_a_consumer_goes_on_with_the_first_record_that_is_kept(stream: Client) -> None:
     assert begin(stream, "first", 1) == [b"0"]
-    stream.server.vhost.set_policy(Policy("p", "s", {"max-length": 1}))
+    stream.server.vhost.set_policy(Policy("p", "s", {"max-length": 1}, "streams"))
     stream.server.settle()
     received = stream.call(Basic.Ack(delivery_tag=1))
     # The rest of the batch that it has, and then what is there.

@@ -12,6 +12,7 @@ from pamqp.commands import Basic, Queue
 from tests.support.compatible import Site
 from trivium.management.compatible import shown
 from trivium.management.listing import value_at
+from trivium.vhost.policies import Policy
 
 #: Lists, what describes one of their things, and what users of RabbitMQ sort them by.
 LISTS: dict[str, tuple[str, tuple[str, ...]]] = {
@@ -65,6 +66,8 @@ def site() -> Site:
     server, first = site.server, site.client
     second = server.open()
     first.exchange("e", "topic")
+    policy = Policy("of-exchanges", "^e$", {"alternate-exchange": "amq.fanout"}, "exchanges")
+    server.vhost.set_policy(policy)
     for number in range(6):
         arguments: dict[str, Any] = {}
         if number % 3 == 1:

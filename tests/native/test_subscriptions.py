@@ -596,7 +596,7 @@ def test_log_waits_for_credit(server: Server, client: Client) -> None:
 def test_log_goes_on_with_the_first_that_is_kept(server: Server, client: Client) -> None:
     add_stream(server, [b"0"], [b"1"], [b"2"])
     assert read(client, 0, 0) == []
-    server.vhost.set_policy(Policy("p", "s", {"max-length": 1}))
+    server.vhost.set_policy(Policy("p", "s", {"max-length": 1}, "streams"))
     server.settle()
     received = client.send(frames.CREDIT, 0, struct.pack("<IQ", 1, 1000))
     assert records(received) == [(2, [b"2"])]
