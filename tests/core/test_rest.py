@@ -161,21 +161,32 @@ async def test_how_far_a_group_is_knows_who_may_read_it_and_its_streams(tmp_path
         vhost = site.broker.vhost("/")
         for name in ("ours", "theirs"):
             await site.ask("PUT", f"vhosts/%2F/streams/{name}", json={"partitions": 1})
-            vhost.groups.commit("g", vhost.stream(name), [(0, 0)])
+            for group in ("g", "secret"):
+                vhost.groups.commit(group, vhost.stream(name), [(0, 0)])
         await site.ask("PUT", "users/new", json={"password": "p", "tags": ["management"]})
         patterns = {"configure": "", "write": "", "read": "^ours$"}
+
+        async def groups_of(stream: str) -> list[str]:
+            _, found = await site.ask("GET", f"vhosts/%2F/streams/{stream}/groups", "new")
+            return [each["group"] for each in found["items"]]
+
         await site.ask("PUT", "users/new/permissions/%2F", json=patterns)
         path = "vhosts/%2F/groups/g"
-        assert (await site.ask("GET", path + "/offsets", "new"))[0] == 403
+        for rest in ("/offsets", "/members"):
+            assert (await site.ask("GET", path + rest, "new"))[0] == 403
+        assert await groups_of("ours") == []
         await site.ask("PUT", "users/new/permissions/%2F", json={**patterns, "read": "^(ours|g)$"})
         _, found = await site.ask("GET", path + "/offsets", "new")
         assert [each["stream"] for each in found["items"]] == ["ours"]
         assert (await site.ask("GET", path, "new"))[1]["streams"] == ["ours"]
+        assert (await site.ask("GET", path + "/members", "new"))[0] == 200
+        assert (await groups_of("ours"), await groups_of("theirs")) == (["g"], [])
         # Who watches, and may enter, sees it all.
         await site.ask("PUT", "users/new", json={"tags": ["monitoring"]})
         await site.ask("PUT", "users/new/permissions/%2F", json={**patterns, "read": ""})
         _, found = await site.ask("GET", path + "/offsets", "new")
         assert [each["stream"] for each in found["items"]] == ["ours", "theirs"]
+        assert await groups_of("theirs") == ["g", "secret"]
 
 
 async def test_what_the_caller_may_not_do_is_refused(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import jwt
 import pytest
 
 from tests.support.rest import Site, filled, serve, until
-from trivium.config import AuthConfig, JwtConfig
+from trivium.config import AuthConfig, JwtConfig, LimitsConfig
 from trivium.idempotence.deduplication import REQUEST, Settings, short_id
 from trivium.management.publishing import publish as publish_neutral
 from trivium.management.rest import ENDPOINTS, gateway
@@ -472,7 +472,8 @@ async def test_who_publishes_faster_than_it_may_is_told_when_to_come_again(
 
 
 async def test_publishers_wait_while_there_is_an_alarm(tmp_path: Path) -> None:
-    async with serve(tmp_path) as site:
-        site.broker.block_reason = "low on disk"
+    # No disk has so much.
+    async with serve(tmp_path, limits=LimitsConfig(disk_free_bytes=1 << 62)) as site:
+        await until(lambda: site.broker.block_reason is not None)
         status, found = await publish(site, {})
         assert (status, found["detail"]) == (503, "publishers wait: low on disk")

@@ -536,6 +536,9 @@ def test_groups_are_shown_to_who_may_read_them_or_watches() -> None:
     server.broker.permissions.set_user("ann", grants)
     client.send(frames.AUTH, 2, {"username": "ann", "password": b"p"})
     assert [row["name"] for row in client.ask(frames.LIST_GROUPS)["groups"]] == ["g"]
+    # Nor does the end of a page tell the name of another.
+    assert client.ask(frames.LIST_GROUPS, limit=1).keys() == {"groups"}
+    assert client.ask(frames.LIST_GROUPS, limit=1, after="g") == {"groups": []}
     found = client.ask(frames.DESCRIBE_GROUP, group="g")
     assert [stream for stream, _, _ in found["offsets"]] == ["s"]
     (member,) = found["members"]

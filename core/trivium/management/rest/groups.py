@@ -183,14 +183,27 @@ def _found(call: Call) -> str:
     return name
 
 
+def _may_read(call: Call, name: str) -> bool:
+    """Whether the caller may know how far somebody is in a stream, or a group is."""
+    return call.watches or call.access.may(READ, name)
+
+
+def _readable_group(call: Call) -> str:
+    """The group that is asked for. Raises NotFound, AccessRefused."""
+    name = _found(call)
+    if not call.watches:
+        call.access.require(READ, "group", name)
+    return name
+
+
 def show(call: Call) -> ApiAnswer:
     """One."""
     return answer(view(call, (call.vhost, _found(call))))
 
 
 def members(call: Call) -> ApiAnswer:
-    """Those of one."""
-    known = call.vhost.memberships.members(_found(call))
+    """Those of one, with the streams that the caller may read."""
+    known = call.vhost.memberships.members(_readable_group(call))
     every = [] if known is None else list(known.members.values())
     return listed(
         call,
@@ -198,8 +211,12 @@ def members(call: Call) -> ApiAnswer:
         lambda member: Member(
             member.name,
             member.generation,
-            sorted(member.streams),
-            [Assigned(owned.stream.name, owned.index) for owned in member.owned],
+            sorted(name for name in member.streams if _may_read(call, name)),
+            [
+                Assigned(owned.stream.name, owned.index)
+                for owned in member.owned
+                if _may_read(call, owned.stream.name)
+            ],
             member.session_ms,
         ),
         lambda member: (member.name,),
@@ -209,9 +226,7 @@ def members(call: Call) -> ApiAnswer:
 def offsets(call: Call) -> ApiAnswer:
     """How far one is, by partition."""
     vhost = call.vhost
-    name = _found(call)
-    if not call.watches:
-        call.access.require(READ, "group", name)
+    name = _readable_group(call)
 
     def every() -> Iterator[tuple[Stream, PartitionLag]]:
         for stream in _readable(call, vhost, name):
@@ -236,16 +251,17 @@ def offsets(call: Call) -> ApiAnswer:
 
 
 def of_stream(call: Call) -> ApiAnswer:
-    """How far each group is that has to do with a stream."""
+    """How far each group is that has to do with a stream, where the caller may read both."""
     vhost = call.vhost
     stream = vhost.stream(call.names["stream"])
+    is_shown = _may_read(call, stream.name)
 
     def every() -> Iterator[GroupLag | None]:
         committed = set(vhost.groups.of_stream(stream))
         for name in {*committed, *vhost.memberships.names()}:
             known = vhost.memberships.members(name)
             reads = known is not None and stream.name in known.readers
-            if not reads and name not in committed:
+            if not (is_shown and (reads or name in committed) and _may_read(call, name)):
                 yield None
                 continue
             owners = {
