@@ -29,11 +29,18 @@ GET = f"GET /api/x HTTP/1.1\r\nHost: x\r\nAuthorization: {AUTHORIZATION['Authori
 
 
 class Loop:
+    #: how often a turn is long, from now on
+    long_turns = 0
+
     def call_later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:
         return asyncio.get_running_loop().call_later(seconds, work)
 
     def begin_turn(self) -> None:
         pass
+
+    def is_turn_long(self) -> bool:
+        self.long_turns -= 1
+        return self.long_turns >= 0
 
 
 class Api:
@@ -60,13 +67,15 @@ class Api:
 
 
 @contextlib.asynccontextmanager
-async def serve(answer: Callable[[ApiRequest], ApiAnswer]) -> AsyncIterator[tuple[Api, str]]:
+async def serve(
+    answer: Callable[[ApiRequest], ApiAnswer], driver: Loop | None = None
+) -> AsyncIterator[tuple[Api, str]]:
     def run(work: Callable[[], bool], done: Callable[[bool], None]) -> None:
         done(work())
 
     api = Api(answer)
     server = HttpServer(
-        Loop(),
+        driver or Loop(),
         make_authenticator(Config(), run),
         Permissions(),
         lambda: None,
@@ -95,6 +104,21 @@ async def ask(url: str, method: str = "GET", **options: Any) -> tuple[int, Any, 
         client.request(method, url, **options) as answer,
     ):
         return answer.status, answer.headers, await answer.read()
+
+
+async def test_a_request_waits_for_a_turn_that_is_not_long() -> None:
+    loop = Loop()
+    asked: list[int] = []
+
+    def answer(_: ApiRequest) -> ApiAnswer:
+        asked.append(loop.long_turns)
+        return in_parts(iter([b"1"]))
+
+    async with serve(answer, loop) as (_, url):
+        loop.long_turns = 5
+        assert (await ask(url + "x"))[2] == b"1"
+    # It has asked in vain until there was none any more.
+    assert asked == [-1]
 
 
 async def test_a_short_answer_has_its_length_and_is_no_page() -> None:

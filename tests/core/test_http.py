@@ -30,6 +30,9 @@ class Loop:
     def begin_turn(self) -> None:
         pass
 
+    def is_turn_long(self) -> bool:
+        return False
+
 
 class Site:
     """A running server whose readiness the test sets."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
+import json
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,7 +22,7 @@ import trivium_native
 from tests.support.rest import DOCUMENT, USERS, authorization, filled, serve
 from trivium.config import HttpAuthConfig, JwtConfig
 from trivium.management.endpoints import CLIENTS
-from trivium.management.rest import ENDPOINTS
+from trivium.management.rest import ENDPOINTS, general
 from trivium.management.rest.document import document
 from trivium.management.rest.operations import Operation
 from trivium.messages.message import PROTOCOL_NONE, Address, Message
@@ -44,6 +46,22 @@ def retain(broker: Broker, key: bytes, payload: bytes) -> None:
         PROTOCOL_NONE, Address("amq.topic", key), b"", payload, 1, True, 1, retain=True
     )
     broker.vhost("/").retained.keep(message)
+
+
+def test_those_who_ask_for_the_document_while_it_is_made_make_it_together() -> None:
+    state: Any = SimpleNamespace(openapi=b"", openapi_parts=None, openapi_made=[])
+    both = [general.openapi_of(state) for _ in range(2)]
+    steps = 0
+    found: dict[int, bytes] = {}
+    while len(found) < len(both):
+        for number, parts in enumerate(both):
+            for part in itertools.islice(parts, 1):
+                steps += 1
+                if part:
+                    found[number] = part
+    assert [json.loads(part) for part in found.values()] == [DOCUMENT, DOCUMENT]
+    # As many as one alone takes, and the answers.
+    assert steps == len(list(document(ENDPOINTS))) + 2
 
 
 def test_the_document_is_valid_openapi_3_1() -> None:

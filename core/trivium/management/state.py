@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from weakref import WeakSet
 
@@ -50,8 +51,10 @@ class ManagementState:
         self.members: WeakSet[PolledMember] = WeakSet()
         #: clients that are sent messages, by user
         self.subscribers: dict[str, int] = {}
-        #: the document of our own API, once somebody has asked for it
+        #: the document of our own API, once somebody has asked for it; until then what makes it
         self.openapi = b""
+        self.openapi_parts: Iterator[bytes] | None = None
+        self.openapi_made: list[bytes] = []
         self.churn = Churn(broker)
         self.sampler = Sampler(broker, lambda: everything(broker, self.churn.figures))
         broker.events.listen(self._heard)

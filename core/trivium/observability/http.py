@@ -128,6 +128,9 @@ class HttpDriver(Protocol):
     def begin_turn(self) -> None:
         """Something is done that takes a part of this turn's time."""
 
+    def is_turn_long(self) -> bool:
+        """Whether what has begun is to be left to the next turn, where that can be."""
+
 
 class Addresses(Protocol):
     """Counts what comes from each address, by whatever protocol."""
@@ -356,7 +359,16 @@ class HttpServer:
             self._scrapes -= 1
         return response
 
+    async def _own_turn(self) -> None:
+        """Many requests that come together are answered in as many turns as that takes: whoever
+        comes between is served."""
+        self._driver.begin_turn()
+        while self._driver.is_turn_long():
+            await asyncio.sleep(0)
+            self._driver.begin_turn()
+
     async def _ask_api(self, request: web.Request) -> web.StreamResponse:
+        await self._own_turn()
         try:
             path = _segments(self._own(request.raw_path))
             asked, answer = await self._answer(request, path)
@@ -588,6 +600,7 @@ class HttpServer:
         if parts is not None:
             try:
                 text, is_whole = await _gather(parts)
+                await self._own_turn()
             except ApiRefused as refused:
                 return await self._respond(request, refused.answer)
             if not is_whole:

@@ -358,18 +358,25 @@ def storage(call: Call) -> ApiAnswer:
 
 def openapi(call: Call) -> ApiAnswer:
     """What this API is, for programs."""
-    return ApiAnswer(200, parts=_openapi(call.state), content_type="application/openapi+json")
+    return ApiAnswer(200, parts=openapi_of(call.state), content_type="application/openapi+json")
 
 
-def _openapi(state: ManagementState) -> Iterator[bytes]:
+def openapi_of(state: ManagementState) -> Iterator[bytes]:
+    """The document in parts, empty ones until it is there. Those who ask until then make it
+    together."""
     from trivium.management import rest
 
-    if not state.openapi:
-        found: list[bytes] = []
-        for part in document(rest.ENDPOINTS):
-            found.append(part)
+    while not state.openapi:
+        if state.openapi_parts is None:
+            state.openapi_parts = document(rest.ENDPOINTS)
+        part = next(state.openapi_parts, None)
+        if part is None:
+            state.openapi = b"".join(state.openapi_made)
+            state.openapi_parts = None
+            state.openapi_made = []
+        else:
+            state.openapi_made.append(part)
             yield b""
-        state.openapi = b"".join(found)
     yield state.openapi
 
 
