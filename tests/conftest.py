@@ -34,8 +34,11 @@ def pytest_configure() -> None:
 
 @pytest.fixture(autouse=True)
 def logs() -> Iterator[None]:
-    """Commands that draw on the terminal silence the log for as long as the process lives."""
+    """Commands that draw on the terminal silence the log for as long as the process lives, and
+    workers of Celery tell errors alone."""
+    level = logging.root.level
     yield
+    logging.root.setLevel(level)
     logging.disable(logging.NOTSET)
 
 
