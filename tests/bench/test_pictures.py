@@ -9,8 +9,14 @@ import pytest
 from bench.pictures import FOLDER
 from bench.servers import REPOSITORY
 
-README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-SHOWN = sorted(set(re.findall(r"docs/pictures/([\w.-]+)", README)))
+PAGES = [REPOSITORY / "README.md", *(REPOSITORY / "docs").glob("*.md")]
+SHOWN = sorted(
+    {
+        name
+        for page in PAGES
+        for name in re.findall(r"pictures/([\w.-]+)", page.read_text(encoding="utf-8"))
+    }
+)
 
 
 def test_each_picture_is_shown() -> None:
