@@ -99,6 +99,8 @@ def test_streams(commands: Commands) -> None:
     assert (found["partitions"], found["arguments"]) == (3, {"x-max-age": "7D"})
     assert [row["partition"] for row in commands.rows("stream", "partitions", "s")] == [0, 1, 2]
     assert commands.names("stream", "list") == ["s"]
+    commands.done("stream", "extend", "s", "5")
+    assert len(commands.rows("stream", "partitions", "s")) == 5
     commands.done("stream", "delete", "s", "--yes")
     assert commands.names("stream", "list") == []
 

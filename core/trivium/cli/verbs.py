@@ -348,6 +348,8 @@ def _add_argument(command: argparse.ArgumentParser, how: Verb, name: str, kind: 
     said: dict[str, Any] = {"metavar": name.upper(), "help": _escaped(about.text) or None}
     if _is_texts(plain):
         said = {"metavar": name.upper().removesuffix("S"), "nargs": "*"}
+    elif plain is int:
+        said["type"] = int
     elif not _is_scalar(kind):
         said |= {"nargs": "+", "help": "KEY=VALUE, or JSON"}
     if how.without:
