@@ -56,7 +56,7 @@ SHOWING = [words for words in LEAVES if words[0] in NOUNS and words[-1] in ("sho
 def arguments_of(words: Words) -> list[str]:
     """A value for each argument that must be there."""
     return [
-        "x"
+        "1" if action.type is int else "x"
         for action in LEAVES[words]
         if not action.option_strings and action.nargs not in ("?", "*")
     ]
