@@ -1,8 +1,11 @@
 """API keys: a user's, hashed at rest, with an expiry and scopes."""
 
+import hashlib
+
 import pytest
 
 from tests.support.authentication import MOSQUITTO_7, Pool
+from trivium.common.values import pack
 from trivium.config import Config
 from trivium.errors import LimitExceeded, NotFound, PreconditionFailed
 from trivium.runtime.authentication import Authentication
@@ -81,8 +84,12 @@ def test_keys_are_there_again(opened: Opened) -> None:
 
 
 def test_a_key_gives_no_tag_that_its_user_has_not(opened: Opened) -> None:
-    opened.users.set_tags("ann", ["monitoring"])
+    for add in (opened.keys.add, opened.keys.add_own):
+        with pytest.raises(PreconditionFailed, match="user 'ann' has no tag 'other'"):
+            add("ann", ["monitoring", "other"])
+    assert opened.keys.all() == []
     _, text = opened.keys.add("ann", ["monitoring", "policymaker"])
+    opened.users.set_tags("ann", ["monitoring"])
     login = opened.login(text)
     assert login is not None
     assert login.identity.tags == {"monitoring"}
@@ -107,15 +114,29 @@ def test_a_key_may_have_a_tag_that_one_of_its_user_implies(
 ) -> None:
     opened.users.set_tags("ann", [tag])
     for wanted in ("administrator", "policymaker", "monitoring", "management", "other"):
-        _, text = opened.keys.add("ann", [wanted])
-        login = opened.login(text)
-        assert login is not None
-        assert login.identity.tags == ({wanted} if wanted in (tag, *implied) else set())
-        if wanted in (tag, *implied):
-            opened.keys.add_own("ann", [wanted])
-        else:
+        if wanted not in (tag, *implied):
             with pytest.raises(PreconditionFailed, match=f"no tag '{wanted}'"):
-                opened.keys.add_own("ann", [wanted])
+                opened.keys.add("ann", [wanted])
+            continue
+        login = opened.login(opened.keys.add("ann", [wanted])[1])
+        assert login is not None
+        assert login.identity.tags == {wanted}
+
+
+def test_a_key_without_any_scope_is_refused(opened: Opened) -> None:
+    for add in (opened.keys.add, opened.keys.add_own):
+        with pytest.raises(PreconditionFailed, match="permits nothing"):
+            add("ann", [])
+    assert opened.keys.all() == []
+
+
+def test_a_key_that_was_stored_without_any_scope_permits_nothing(opened: Opened) -> None:
+    secret = "00" * module.SECRET_BYTES
+    row = pack(["ann", hashlib.sha256(secret.encode()).digest(), [], 0])
+    opened.storage.table("keys").put(b"0123456789abcdef", row)
+    login = Opened(opened.storage).login(f"trivium_0123456789abcdef_{secret}")
+    assert login is not None
+    assert login.identity == Identity("ann", scopes=(), is_narrowed=True)
 
 
 def test_a_key_with_scopes_narrows_what_its_user_may(opened: Opened) -> None:

@@ -78,11 +78,21 @@ async def test_a_key_makes_no_keys(tmp_path: Path) -> None:
 
 async def test_a_key_has_no_tag_that_its_maker_has_not(tmp_path: Path) -> None:
     async with serve(tmp_path) as site:
-        for tag in ("administrator", "tag:monitoring", "tag:administrator"):
-            body = {"scopes": ["management", tag]}
-            status, found = await site.ask("POST", "users/man/keys", "man", json=body)
-            assert status == 409, tag
-            assert f"no tag '{tag.removeprefix('tag:')}'" in found["detail"]
+        for maker in ("man", "root"):
+            for tag in ("administrator", "tag:monitoring", "tag:administrator"):
+                body = {"scopes": ["management", tag]}
+                status, found = await site.ask("POST", "users/man/keys", maker, json=body)
+                assert status == 409, tag
+                assert f"no tag '{tag.removeprefix('tag:')}'" in found["detail"]
+
+
+async def test_a_key_without_any_scope_is_refused(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        for maker in ("man", "root"):
+            status, found = await site.ask("POST", "users/man/keys", maker, json={"scopes": []})
+            assert status == 422
+            assert "scopes" in found["detail"]
+        assert (await made(site, scopes=None))["scopes"] is None
 
 
 async def test_scopes_of_a_key_give_nothing_that_its_user_has_not(tmp_path: Path) -> None:

@@ -124,9 +124,12 @@ def test_words_of_a_key_are_tags_or_scopes_but_not_misspelt_ones() -> None:
     assert check_scopes(words) == set(words)
     assert scopes_of(words) == (("read:v/q", "write:v/q"), frozenset(["monitoring", "a:b"]))
     assert scopes_of(["monitoring"]) == (None, frozenset(["monitoring"]))
+    assert scopes_of([]) == ((), frozenset())
     for word in ("reed:v/q", "read:v", "", "tag:", "t" * (MAX_SCOPE_BYTES + 1)):
         with pytest.raises(PreconditionFailed):
             check_scopes([word])
+    with pytest.raises(PreconditionFailed, match="leave them out"):
+        check_scopes([])
     with pytest.raises(PreconditionFailed, match="at most"):
         check_scopes(str(n) for n in range(MAX_SCOPES + 1))
 
@@ -165,6 +168,12 @@ def test_scopes_of_a_key_give_nothing_that_its_user_has_not() -> None:
     assert not access.may_topic(WRITE, "amq.topic", b"a.secret")
     # An ACL line grants it, the scopes do not.
     assert not access.may_topic(READ, "amq.topic", b"acl.x")
+    assert not access.may_subscribe("amq.topic", b"acl/#", True)
+
+
+def test_no_scope_of_a_key_permits_nothing() -> None:
+    access = narrowed()
+    assert not any(access.may(kind, name) for kind in (WRITE, READ) for name in ("w1", "q"))
     assert not access.may_subscribe("amq.topic", b"acl/#", True)
 
 

@@ -783,6 +783,21 @@ def test_keys_are_made_listed_and_taken_back(server: Server, client: Client) -> 
     assert server.greet().send(frames.AUTH, 2, fields)[0][0] == frames.ERROR
 
 
+@pytest.mark.parametrize(
+    ("scopes", "reason"), [([], "leave them out"), (["policymaker"], "no tag 'policymaker'")]
+)
+def test_a_key_that_permits_nothing_or_too_much_is_refused(
+    client: Client, scopes: list[str], reason: str
+) -> None:
+    ask = frames.MANAGE_USERS
+    client.ask(ask, action="add", name="ann", password=b"one", tags=["monitoring"])
+    fields = {"action": "add-key", "name": "ann", "scopes": scopes}
+    ((kind, _, body),) = client.send(ask, 9, fields)
+    assert kind == frames.ERROR
+    assert reason in unpack(body)[1]
+    assert client.ask(ask, action="list-keys") == {"keys": []}
+
+
 def test_a_change_of_users_is_answered_once_it_is_durable() -> None:
     server = Server(HeldStorage())
     client = server.open()

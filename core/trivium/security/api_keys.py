@@ -43,7 +43,8 @@ class ApiKey:
     id: str
     user: str
     #: words (`trivium.security.scopes`): which of the user's tags it gives, and to what it narrows
-    #: the user's permissions, if they name any; None gives all
+    #: the user's permissions, if they name any; None gives all; an empty set, as earlier versions
+    #: took, nothing
     scopes: frozenset[str] | None = None
     #: wall clock in milliseconds; 0 for never
     expires_ms: int = 0
@@ -108,16 +109,7 @@ class ApiKeys(Method):
     def add_own(
         self, user: str, scopes: Iterable[str] | None = None, expires_ms: int = 0
     ) -> tuple[ApiKey, str]:
-        """The same, made by the user: at most ``MAX_OWN_KEYS``, and with tags that it has now.
-
-        What else scopes name is looked at with what the user may when the key is used.
-        """
-        found = self._users.find(user)
-        if scopes is not None and found is not None:
-            scopes = check_scopes(scopes)
-            missing = scopes_of(scopes)[1] - with_implied(found.tags)
-            if missing:
-                raise PreconditionFailed(f"user '{user}' has no tag '{min(missing)}'")
+        """The same, made by the user: at most ``MAX_OWN_KEYS``."""
         if len(self._of_users.get(user, ())) >= MAX_OWN_KEYS:
             raise LimitExceeded(f"user '{user}' has {MAX_OWN_KEYS} keys")
         return self.add(user, scopes, expires_ms)
@@ -125,9 +117,19 @@ class ApiKeys(Method):
     def add(
         self, user: str, scopes: Iterable[str] | None = None, expires_ms: int = 0
     ) -> tuple[ApiKey, str]:
-        """A new key of a user, and what stands for a password. Raises TopologyError."""
-        if self._users.find(user) is None:
+        """A new key of a user, and what stands for a password. Raises TopologyError.
+
+        Its tags are among those that the user has now; what else scopes name is looked at with what
+        the user may when the key is used.
+        """
+        found = self._users.find(user)
+        if found is None:
             raise NotFound(f"no user '{user}'")
+        words = None if scopes is None else check_scopes(scopes)
+        if words is not None:
+            missing = scopes_of(words)[1] - with_implied(found.tags)
+            if missing:
+                raise PreconditionFailed(f"user '{user}' has no tag '{min(missing)}'")
         if len(self._keys) >= MAX_KEYS:
             raise LimitExceeded(f"there are {MAX_KEYS} keys")
         if expires_ms and expires_ms <= self._now_ms():
@@ -136,13 +138,13 @@ class ApiKeys(Method):
         key = ApiKey(
             id=number,
             user=user,
-            scopes=None if scopes is None else check_scopes(scopes),
+            scopes=words,
             expires_ms=expires_ms,
             digest=hashlib.sha256(secret.encode()).digest(),
         )
         assert self._table is not None
         self._keep(key)
-        given = None if key.scopes is None else sorted(key.scopes)
+        given = None if words is None else sorted(words)
         self._table.put(number.encode(), pack([user, key.digest, given, expires_ms]))
         self._events.tell("user.key.created", name=user, key=number, scopes=given)
         return key, f"trivium_{number}_{secret}"

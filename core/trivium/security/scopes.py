@@ -148,9 +148,12 @@ def read_aliases(given: Mapping[str, object], prefix: str) -> dict[str, tuple[st
 def check_scopes(words: Iterable[str]) -> frozenset[str]:
     """The words of a new API key: scopes, and tags with ``tag:`` or, without a ``:``, as they are.
 
-    Raises PreconditionFailed for others: one that is misspelt must not be a tag.
+    Raises PreconditionFailed for others: one that is misspelt must not be a tag; and for none at
+    all, which would permit nothing.
     """
     found = frozenset(words)
+    if not found:
+        raise PreconditionFailed("a key without any scope permits nothing: for all leave them out")
     if len(found) > MAX_SCOPES:
         raise PreconditionFailed(f"a key has at most {MAX_SCOPES} scopes")
     for word in found:
@@ -167,7 +170,7 @@ def check_scopes(words: Iterable[str]) -> frozenset[str]:
 
 
 def scopes_of(words: Iterable[str]) -> tuple[tuple[str, ...] | None, frozenset[str]]:
-    """Of the words of an API key the scopes, None where it has none, and the tags."""
+    """Of the words of an API key the scopes, None where it names tags alone, and the tags."""
     scopes = sorted(word for word in words if ":" in word and not word.startswith(TAG))
     tags = frozenset(word.removeprefix(TAG) for word in words if word not in scopes)
-    return tuple(scopes) or None, tags
+    return (None if tags and not scopes else tuple(scopes)), tags

@@ -118,7 +118,7 @@ class NewKey:
 class KeyRequest:
     """A key that is wanted."""
 
-    scopes: Annotated[list[_Word] | None, About(longest=MAX_SCOPES)] = None
+    scopes: Annotated[list[_Word] | None, About(shortest=1, longest=MAX_SCOPES)] = None
     expires_at: _Expiry = 0
 
 
