@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.native import vectors
+from tests.support.authentication import permit
 from tests.support.native import Client, Server, entry, frame, payloads, publish
 from tests.support.steps import calls
 from trivium.config import EVERYTHING, AuthConfig, Config, LimitsConfig, Listen, UserConfig
@@ -229,6 +230,20 @@ def test_a_renewal_that_is_refused_ends_the_connection(server: Server, secret: s
     assert error(client.send(frames.AUTH, 3, {"password": shown})) == (3, 200)
     assert client.is_closed
     assert server.adapter.metrics.authentication_failures == 1
+
+
+def test_the_password_of_the_user_renews_and_lasts_while_it_is_that(server: Server) -> None:
+    permit(server.broker, "ann")
+    server.broker.users.add("ann", hash_password(b"x"))
+    client = server.greet()
+    client.send(frames.AUTH, 2, {"password": keyed(server, 30, "ann")})
+    assert client.ask(frames.AUTH, password=b"x") == {}
+    server.advance(60)
+    assert client.send(frames.PING, 3, b"") == [(frames.PONG, 3, b"")]
+    server.broker.users.set_password("ann", hash_password(b"y"))
+    server.settle()
+    ((kind, _, body),) = client.take()
+    assert (kind, msgpack.unpackb(body)[0]) == (frames.CLOSE, 200)
 
 
 def test_where_nothing_expires_a_renewal_changes_nothing(server: Server) -> None:
