@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -13,9 +13,9 @@ import pytest
 from tests.support.live import TIMEOUT, running
 from trivium_native import connect, errors
 from trivium_native.client import Client
-from trivium_native.client.consumer import GroupConsumer
+from trivium_native.client.consumer import Callback, GroupBatch, GroupConsumer
 from trivium_native.transaction import Transaction
-from trivium_native.values import AssignedPartition, Publication
+from trivium_native.values import AssignedPartition, Producer, Publication
 
 PARTITIONS = 4
 
@@ -369,6 +369,131 @@ async def test_a_member_commits_its_offsets_with_what_it_publishes(client: Clien
     assert sum(each.lag for each in await client.committed("g", "s")) == 0
     again = await client.open_producer("etl", transactional=True)
     assert again.sequence == producer.sequence
+
+
+class Mover:
+    """A member that moves records to the queue ``out`` in transactions, each once."""
+
+    def __init__(self, client: Client, consumer: GroupConsumer, producer: Producer) -> None:
+        self._client = client
+        self._consumer = consumer
+        self._producer = producer
+        self.moved: list[int] = []
+        #: transactions that were given up
+        self.given_up = 0
+
+    async def move(self, *batches: GroupBatch) -> None:
+        """One transaction. What it raises StaleMember for was not done, and comes again."""
+        transaction = Transaction(self._producer)
+        numbers = [int(record.payload) for batch in batches for record in batch.records()]
+        for number in numbers:
+            transaction.publish(Publication(payload=b"%d" % number, exchange="", routing_key="out"))
+        try:
+            commits = self._consumer.offsets()
+            transaction.commit_offsets(commits)
+            await self._client.commit_transaction(transaction)
+        except errors.StaleMember:
+            self.given_up += 1
+            return
+        self._consumer.committed(commits)
+        self._producer = dataclasses.replace(self._producer, sequence=self._producer.sequence + 1)
+        self.moved += numbers
+
+    async def move_rest(self, count: int) -> None:
+        """Until so many are moved: a batch at a time, each of which is there once."""
+        while len(self.moved) < count:
+            await self.move(await anext(self._consumer))
+        assert sorted(self.moved) == list(range(count))
+        assert await self._client.purge("out") == count
+        assert sum(each.lag for each in await self._client.committed("g", "s")) == 0
+
+
+@asynccontextmanager
+async def moving(
+    client: Client, log: Log, on_revoked: Callback | None = None
+) -> AsyncIterator[tuple[GroupConsumer, Mover]]:
+    """A member ``m`` of group ``g``, and what moves its records."""
+    await client.declare_queue("out")
+    producer = await client.open_producer("etl", transactional=True)
+    joining = client.join(
+        "g", ["s"], member="m", on_assigned=log.on_assigned, on_revoked=on_revoked
+    )
+    async with joining as consumer:
+        yield consumer, Mover(client, consumer, producer)
+
+
+async def test_a_transaction_is_given_up_whose_records_were_lost_meanwhile(
+    url: str, client: Client
+) -> None:
+    """Without that its messages would be published, and its records come again."""
+    await put(client, range(40))
+    log = Log()
+    callbacks = []
+
+    async def on_revoked(partitions: list[AssignedPartition]) -> None:
+        callbacks.append(len(partitions))
+        await consumer.commit()
+
+    async with connect(url) as other, moving(client, log, on_revoked) as (consumer, mover):
+        batch = await anext(consumer)
+        # For the broker that is what a time-out is; the member learns it while it works.
+        await other.leave(consumer.membership)
+        await log.until_assigned(2 * PARTITIONS)
+        await mover.move(batch)
+        assert mover.given_up == 1
+        assert callbacks == [PARTITIONS]
+        await mover.move_rest(40)
+
+
+async def test_what_a_refused_transaction_has_read_comes_again(url: str, client: Client) -> None:
+    """Of all partitions, so that none of it is passed over by the next transaction."""
+    await put(client, range(40))
+    async with connect(url) as other, moving(client, Log()) as (consumer, mover):
+        batches = [await anext(consumer)]
+        while len({batch.partition for batch in batches}) < PARTITIONS:
+            batches.append(await anext(consumer))
+        await other.leave(consumer.membership)
+        # The member does not know yet.
+        await mover.move(*batches)
+        assert mover.given_up == 1
+        await mover.move_rest(40)
+
+
+async def test_a_transaction_is_given_up_when_one_of_its_partitions_was_let_go(
+    url: str, client: Client
+) -> None:
+    await put(client, range(40))
+    log = Log()
+    async with AsyncExitStack() as stack:
+        other = await stack.enter_async_context(connect(url))
+        consumer, mover = await stack.enter_async_context(moving(client, log, log.on_revoked))
+        batches = [await anext(consumer)]
+        while len({batch.partition for batch in batches}) < PARTITIONS:
+            batches.append(await anext(consumer))
+        second = await stack.enter_async_context(other.join("g", ["s"], member="n"))
+        # Of those that are to go, one may be worked on.
+        await log.until_revoked(1)
+        await mover.move(*batches)
+        assert mover.given_up == 1
+        await other.leave(second.membership)
+        second.stop()
+        await log.until_assigned(PARTITIONS + len(log.revoked))
+        await mover.move_rest(40)
+
+
+async def test_a_partition_that_is_about_to_be_read_has_no_offset_to_commit(
+    url: str, client: Client
+) -> None:
+    await put(client, range(40))
+    log = Log()
+    async with connect(url) as other, moving(client, log) as (consumer, mover):
+        await mover.move_rest(40)
+        await other.leave(consumer.membership)
+        while len(log.assigned) < 2 * PARTITIONS or await consumer.lag() != dict.fromkeys(
+            [("s", number) for number in range(PARTITIONS)], 0
+        ):
+            assert consumer.offsets() == []
+            await asyncio.sleep(0)
 
 
 # Where it reads

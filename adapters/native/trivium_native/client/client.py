@@ -52,7 +52,7 @@ from trivium_native.client.values import (
     Producer,
     Publication,
 )
-from trivium_native.wire.errors import ConnectionFailed, NativeError, TimedOut
+from trivium_native.wire.errors import ConnectionFailed, NativeError, StaleMember, TimedOut
 
 T = TypeVar("T")
 
@@ -144,9 +144,15 @@ class Client(AsyncRunner, Operations):
 
     async def run(self, operation: Operation[T]) -> T:
         connection = self.connection
-        if operation.publishes:
-            return await connection.publish(operation)
-        return await connection.run(operation)
+        try:
+            if operation.publishes:
+                return await connection.publish(operation)
+            return await connection.run(operation)
+        except StaleMember:
+            for place in operation.members:
+                if place in connection.members:
+                    connection.members[place].refused()
+            raise
 
     def within(self, timeout: float) -> Within:
         """The requests of this client, each given up after so many seconds.

@@ -79,6 +79,9 @@ class GroupMember(Protocol):
     def interrupted(self) -> None:
         """The connection is lost; it will be made again, and then ``called`` tells."""
 
+    def refused(self) -> None:
+        """Offsets that it has handed out were not committed."""
+
 
 class ClientConnection(asyncio.Protocol):
     """One connection. Once it has failed, every call raises the error it failed with."""

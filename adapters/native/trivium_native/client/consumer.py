@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -38,6 +38,8 @@ from trivium_native.wire.errors import (
 
 #: Called with partitions, before they are read or when they are let go.
 Callback = Callable[[list[AssignedPartition]], Awaitable[None]]
+#: Of a partition: stream, incarnation, number.
+_Key = tuple[str, str, int]
 
 #: Whether it is a callback of a consumer that asks, also where it has come by another thread.
 _IN_CALLBACK: Final = ContextVar("trivium_in_callback", default=False)
@@ -88,6 +90,11 @@ class _Reader:
         self._consumer = consumer
         # What came before it was known where it begins.
         self._early: list[StoredBatch] | None = []
+
+    @property
+    def is_behind(self) -> bool:
+        """Whether some of it was handed out and is not committed."""
+        return 0 <= self.committed != self.position
 
     def begin(self, offset: int) -> None:
         """The broker begins at this offset."""
@@ -179,16 +186,17 @@ class GroupConsumer:
         self._on_revoked = on_revoked
         self._on_lost = on_lost
         self._interval = session_timeout
-        self._readers: dict[tuple[str, str, int], _Reader] = {}
+        self._readers: dict[_Key, _Reader] = {}
         self._items: deque[tuple[_Reader, StoredBatch]] = deque()
         # The reader whose batch is being worked on.
         self._current: _Reader | None = None
         self._wakeup = asyncio.Event()
         self._is_called = asyncio.Event()
         self._error: Exception | None = None
+        # What was handed out and is others' now, until ``commit`` or ``offsets`` says so; and what
+        # was let go before it was committed, which ``offsets`` alone minds.
         self._lost: StaleMember | None = None
-        # Whether ``commit`` has said so already.
-        self._has_told = False
+        self._passed_on: StaleMember | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -314,19 +322,28 @@ class GroupConsumer:
         """What was handed out and is not committed, for a transaction. Then call ``committed``.
 
         A callback is not told of the batch that is being worked on meanwhile.
+
+        Raises StaleMember when some of it was handed out before this member lost it or let it go.
+        Then nothing of it may be published: what is not committed comes again, here or elsewhere.
         """
-        by_stream: dict[tuple[str, str], dict[int, int]] = {}
-        worked_on = self._current if _IN_CALLBACK.get() else None
-        for (stream, incarnation, partition), reader in self._readers.items():
-            if reader is worked_on:
-                continue
-            if reader.position != reader.committed:
-                by_stream.setdefault((stream, incarnation), {})[partition] = reader.position
-        group = self.membership.group
-        return [
-            OffsetCommit(group, stream, offsets, incarnation, self.membership)
-            for (stream, incarnation), offsets in by_stream.items()
-        ]
+        lost = self._lost or self._passed_on
+        if lost is not None and not _IN_CALLBACK.get():
+            self.refused()
+            raise lost
+        return _uncommitted(self.membership, self._readers, self._current)
+
+    def refused(self) -> None:
+        """A commit was refused, or not even tried: what is not committed comes again.
+
+        In a callback, all but the batch that is being worked on meanwhile.
+        """
+        if not _IN_CALLBACK.get():
+            self._lost = self._passed_on = self._current = None
+        for reader in self._readers.values():
+            if reader.is_behind and reader is not self._current:
+                self._stop_reading(reader)
+                reader.position = reader.committed
+        self._is_called.set()
 
     def committed(self, commits: Sequence[OffsetCommit]) -> None:
         """These were committed by a transaction."""
@@ -342,22 +359,25 @@ class GroupConsumer:
 
         In a callback, all but the batch that is being worked on meanwhile.
 
-        Raises StaleMember when some of it was handed out before this member lost it: that will come
-        again, here or to another member. Raises Fenced when someone has taken its place.
+        Raises StaleMember when some of it was handed out before this member lost it: what is not
+        committed comes again, here or to another member. Raises Fenced when someone has taken its
+        place.
         """
         if isinstance(self._error, Fenced):
             raise self._error
-        lost, self._lost = self._lost, None
-        if lost is not None:
+        lost, in_callback = self._lost, _IN_CALLBACK.get()
+        if lost is not None and not in_callback:
+            self.refused()
             raise lost
-        for commit in self.offsets():
+        for commit in _uncommitted(self.membership, self._readers, self._current):
             try:
                 await self._connection.run(group_operations.commit_offsets(commit))
             except StaleMember:
-                self._has_told = True
-                self._is_called.set()
+                self.refused()
                 raise
             self.committed([commit])
+        if not in_callback:
+            self._passed_on = None
 
     # Membership
 
@@ -392,19 +412,14 @@ class GroupConsumer:
     async def _beat(self) -> None:
         try:
             while True:
-                await self._wait()
+                # Until one is due, or the broker or a reader asks for it.
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(self._interval):
+                        await self._is_called.wait()
+                self._is_called.clear()
                 await self._assign(await self._heartbeat())
         except Exception as error:  # of the connection, or of a callback
             self._fail(error)
-
-    async def _wait(self) -> None:
-        """Until the next heartbeat is due, or the broker or a reader asks for one."""
-        try:
-            async with asyncio.timeout(self._interval):
-                await self._is_called.wait()
-        except TimeoutError:
-            pass
-        self._is_called.clear()
 
     async def _heartbeat(self) -> list[AssignedPartition]:
         await self._let_go()
@@ -419,9 +434,8 @@ class GroupConsumer:
 
     async def _lose_everything(self, error: StaleMember) -> None:
         """This member was taken for gone: what it read is others' by now."""
-        if self.offsets() and not self._has_told:
+        if any(reader.is_behind for reader in self._readers.values()):
             self._lost = error
-        self._has_told = False
         self._current = None
         for reader in self._readers.values():
             self._revoke(reader)
@@ -469,6 +483,8 @@ class GroupConsumer:
         if gone and self._on_revoked is not None:
             await _tell(self._on_revoked, [reader.assigned for reader in gone])
         for reader in gone:
+            if reader.is_behind:
+                self._passed_on = StaleMember("it was let go before it was committed")
             del self._readers[reader.key]
 
     async def _subscribe(self, assigned: AssignedPartition) -> None:
@@ -484,8 +500,11 @@ class GroupConsumer:
     async def _read_again(self, reader: _Reader) -> None:
         """Go on with a partition whose subscription ended with the connection."""
         reader.is_cut = False
-        reader.number = self._connection.next_number()
+        number = reader.number = self._connection.next_number()
         found = await self._started(reader, reader.position)
+        if reader.is_cut or reader.number != number:
+            # It is to go on somewhere else by now.
+            return
         if found is not None:
             reader.position = found
             reader.go_on()
@@ -509,8 +528,23 @@ class GroupConsumer:
             return None
 
 
-def _key(assigned: AssignedPartition) -> tuple[str, str, int]:
+def _key(assigned: AssignedPartition) -> _Key:
     return assigned.stream, assigned.incarnation, assigned.partition
+
+
+def _uncommitted(
+    membership: Membership, readers: Mapping[_Key, _Reader], current: _Reader | None
+) -> list[OffsetCommit]:
+    """What was handed out and is not committed; in a callback without ``current``."""
+    by_stream: dict[tuple[str, str], dict[int, int]] = {}
+    worked_on = current if _IN_CALLBACK.get() else None
+    for (stream, incarnation, partition), reader in readers.items():
+        if reader.is_behind and reader is not worked_on:
+            by_stream.setdefault((stream, incarnation), {})[partition] = reader.position
+    return [
+        OffsetCommit(membership.group, stream, offsets, incarnation, membership)
+        for (stream, incarnation), offsets in by_stream.items()
+    ]
 
 
 def _find(readers: Iterable[_Reader], stream: str, partition: int) -> _Reader:

@@ -52,11 +52,13 @@ class Operation(Generic[T]):
     ``publishes``: the broker refuses it while publishers are paused. ``wait``: seconds for which
     the request lets the broker wait before it answers. ``repeats``: a repetition on another
     connection changes nothing that the first one has not. ``secret``: what the client shows from
-    now on for who it is. ``belongs``: what it makes is this connection's alone.
+    now on for who it is. ``belongs``: what it makes is this connection's alone. ``members``: whose
+    offsets it commits, by group and name.
     """
 
     secret: bytes | None = None
     belongs: bool = False
+    members: Sequence[tuple[str, str]] = ()
 
     def __init__(
         self,
@@ -227,9 +229,15 @@ def transaction(
     # Publishing is what the broker refuses at times.
     publishes = bool(entries or parts)
     body = _with_fields(fields, FramedMessages(len(entries), b"".join(entries)))
-    return Operation(
+    operation = Operation(
         frames.TX, body, frames.OK, _left, publishes=publishes, repeats=producer is not None
     )
+    operation.members = [
+        (each.membership.group, each.membership.member)
+        for each in commits
+        if each.membership is not None
+    ]
+    return operation
 
 
 def _with_fields(fields: dict[str, object], messages: FramedMessages) -> bytes:
