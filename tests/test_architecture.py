@@ -110,6 +110,9 @@ KNOWN_INSIDE = {
 SLEEPS = {
     # The moment of a kill is drawn; nothing is waited for.
     "kills.py": 1,
+    "rounds.py": 1,
+    # What a member works for.
+    "member.py": 1,
     "test_crash_amqp.py": 1,
     # That time passes is what is tested, with brokers whose clocks are not ours.
     "test_across.py": 1,

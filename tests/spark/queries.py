@@ -1,12 +1,8 @@
-"""A query that copies a stream, and moments of it.
-
-``python -m tests.spark.queries URL CHECKPOINT PORT ROW`` runs it in a process of its own.
-"""
+"""A query that copies a stream, and moments of it."""
 
 from __future__ import annotations
 
 import socket
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -14,8 +10,6 @@ from pathlib import Path
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
-
-import trivium_spark
 
 #: rows of one Arrow batch: a task has many
 ARROW_ROWS = 1000
@@ -81,16 +75,3 @@ class Moment:
                 with suppress(TimeoutError):
                     self._listener.accept()[0].close()
                     return
-
-
-if __name__ == "__main__":
-    url, checkpoint, port, row = sys.argv[1:]
-    session = (
-        SparkSession.builder.master("local[2]")
-        .config("spark.ui.enabled", "false")
-        .config("spark.sql.execution.arrow.maxRecordsPerBatch", str(ARROW_ROWS))
-        .getOrCreate()
-    )
-    session.dataSource.register(trivium_spark.TriviumDataSource)
-    query = start(session, url, Path(checkpoint), telling(int(port), int(row)))
-    query.awaitTermination()

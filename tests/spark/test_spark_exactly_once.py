@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -198,27 +195,3 @@ def test_each_row_is_written_once_through_rounds_of_failures(
     finish(spark, broker, checkpoint)
     with connect(broker.url) as current:
         assert written(current) == list(range(ROUNDS * ROWS))
-
-
-def test_a_driver_that_is_killed_writes_each_row_once(
-    spark: SparkSession, broker: TriviumProcess, client: SyncClient, tmp_path: Path
-) -> None:
-    declare(client)
-    fill(client, range(ROWS))
-    row = random.Random(SEED).randrange(BATCH_ROWS // 2)
-    moment = Moment(row)
-    arguments = [broker.url, str(tmp_path / "checkpoint"), str(moment.port), str(row)]
-    with (tmp_path / "driver.log").open("w") as log:
-        driver = subprocess.Popen(
-            [sys.executable, "-m", "tests.spark.queries", *arguments],
-            cwd=Path(__file__).parents[2],
-            stdout=log,
-            stderr=log,
-            start_new_session=True,
-        )
-        moment.wait(lambda: driver.poll() is None)
-        # The driver, its executors and their workers.
-        os.killpg(driver.pid, signal.SIGKILL)
-        driver.wait()
-    finish(spark, broker, tmp_path / "checkpoint")
-    assert written(client) == list(range(ROWS))
