@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Callable
 from typing import Any
 
@@ -553,6 +554,27 @@ def test_bytes_are_counted_as_they_come_also_of_a_message_that_is_not_whole() ->
     assert arrived(watcher) == 0
     server.advance(2)
     assert arrived(watcher) == 1
+
+
+@pytest.mark.parametrize("is_numbered", [False, True])
+def test_bytes_of_compressed_messages_are_counted_as_they_are_kept(is_numbered: bool) -> None:
+    server = make_server({"publish-bytes-per-second": 1000})
+    client = server.native("ann")
+    producer = None
+    if is_numbered:
+        client.ask(frames.PRODUCER, producer="p")
+        producer = (b"p", 0, 0)
+    server.advance(2)
+    body = native.publish(native.entry(bytes(5000), b"t", b"amq.topic"), producer=producer)
+    client.feed(native.frame(frames.PUBLISH, 1, native.packed(body, "zstd")))
+    assert client.take() == [(frames.CONFIRM, 1, struct.pack("<I", 1))]
+    client.feed(native.frame(frames.PING, 2, b""))
+    assert is_paused(client)
+    server.advance(3)
+    assert client.take() == []
+    server.advance(2)
+    assert client.take() == [(frames.PONG, 2, b"")]
+    assert not is_paused(client)
 
 
 def test_connections_of_a_user_share_its_rate() -> None:

@@ -4,14 +4,20 @@ from __future__ import annotations
 
 import struct
 
-import lz4.block
 import msgpack
 import pytest
-import zstandard
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.support.native import Client, Server, entry, frame, publish
+from tests.support.native import (
+    CODECS,
+    Client,
+    Server,
+    entry,
+    frame,
+    packed,
+    publish,
+)
 from tests.support.server import ShortTurns
 from trivium.config import Config, LimitsConfig, Listen
 from trivium.routing.exchanges import Binding
@@ -20,7 +26,6 @@ from trivium_native.errors import InvalidArgument
 from trivium_native.values import Producer, Publication
 from trivium_native.wire import frames
 
-CODECS = {"lz4": 1, "zstd": 2}
 MIB = 1 << 20
 
 
@@ -32,24 +37,6 @@ def server(max_message_bytes: int = 16 * MIB) -> tuple[Server, Client]:
     found.vhost.bind(found.vhost.exchange("amq.topic"), Binding(queue, b"#"))
     found.settle()
     return found, found.open()
-
-
-def compressed(data: bytes, codec: str) -> bytes:
-    if codec == "lz4":
-        return bytes(lz4.block.compress(data, store_size=False))
-    return zstandard.ZstdCompressor().compress(data)
-
-
-def packed(body: bytes, codec: str, size: int | None = None) -> bytes:
-    """A PUBLISH whose messages are compressed."""
-    count, flags = struct.unpack_from("<II", body)
-    at = 8
-    if flags & 1:
-        at += 16 + struct.unpack_from("<I", body, at)[0]
-    messages = body[at:]
-    stated = len(messages) if size is None else size
-    head = struct.pack("<II", count, flags | CODECS[codec] << 1) + body[8:at]
-    return head + struct.pack("<I", stated) + compressed(messages, codec)
 
 
 def queued(server: Server) -> list[bytes]:

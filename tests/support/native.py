@@ -5,7 +5,9 @@ from __future__ import annotations
 import struct
 from typing import Any, Self
 
+import lz4.block
 import msgpack
+import zstandard
 
 from tests.support.server import Client as BaseClient
 from tests.support.server import Server as BaseServer
@@ -20,6 +22,10 @@ from trivium_native.wire import frames
 Received = tuple[int, int, bytes]
 
 CONFIG = Config(listen={"native": Listen(0)}, limits=LimitsConfig(max_message_bytes=1000))
+
+
+#: numbers of codecs, as PUBLISH has them
+CODECS = {"lz4": 1, "zstd": 2}
 
 
 class Client(BaseClient):
@@ -121,6 +127,24 @@ def publish(*entries: bytes, producer: tuple[bytes, int, int] | None = None) -> 
         name, epoch, sequence = producer
         block = struct.pack("<IIQ", len(name), epoch, sequence) + name
     return struct.pack("<II", len(entries), int(producer is not None)) + block + b"".join(entries)
+
+
+def compressed(data: bytes, codec: str) -> bytes:
+    if codec == "lz4":
+        return bytes(lz4.block.compress(data, store_size=False))
+    return zstandard.ZstdCompressor().compress(data)
+
+
+def packed(body: bytes, codec: str, size: int | None = None) -> bytes:
+    """A PUBLISH whose messages are compressed."""
+    count, flags = struct.unpack_from("<II", body)
+    at = 8
+    if flags & 1:
+        at += 16 + struct.unpack_from("<I", body, at)[0]
+    messages = body[at:]
+    stated = len(messages) if size is None else size
+    head = struct.pack("<II", count, flags | CODECS[codec] << 1) + body[8:at]
+    return head + struct.pack("<I", stated) + compressed(messages, codec)
 
 
 class Delivered:

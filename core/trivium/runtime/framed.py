@@ -107,6 +107,12 @@ class FramedConnection(Connection):
         """So many frames were taken since ``stops_input`` was asked."""
         self._frames = max(self._frames - count, 1)
 
+    def count_opened(self, size: int) -> None:
+        """What was taken came compressed, and is so many bytes more than came."""
+        self.count_frames(size // CLOCK_BYTES)
+        if self.throttle is not None:
+            self.throttle.count(0, size)
+
     def _look_at_clock(self) -> None:
         self._frames = CLOCK_FRAMES
         if not self.held_for & FOR_TURN and self.broker.driver.is_turn_long():

@@ -184,11 +184,12 @@ class Throttle(Timed):
             self._connection.broker.timeouts.stop(self)
             self._connection.continue_input(FOR_QUOTA)
 
-    def count(self, messages: int) -> None:
-        """So many messages were taken of what was let through."""
+    def count(self, messages: int, opened: int = 0) -> None:
+        """So many messages were taken of what was let through; of compressed ones ``opened`` more
+        bytes than came."""
         now = self._connection.broker.elapsed_ms
         for account in self._accounts:
-            account.charge(messages, 0, now)
+            account.charge(messages, opened, now)
 
     def go_on(self) -> None:
         """Let through what may be, unless something holds the connection's input."""

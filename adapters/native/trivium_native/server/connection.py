@@ -11,7 +11,7 @@ from trivium import errors as core
 from trivium.common.pieces import Piece, Pieces
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import ManagedConnection, Peer, Transport
-from trivium.runtime.framed import CLOCK_BYTES, FOR_SUBSCRIBERS, FOR_TURN, FramedConnection
+from trivium.runtime.framed import FOR_SUBSCRIBERS, FOR_TURN, FramedConnection
 from trivium.runtime.usage import FOR_QUOTA
 from trivium_native.server import states
 from trivium_native.server.answers import Answers
@@ -379,13 +379,13 @@ class NativeConnection(FramedConnection):
                 self._send_when_durable(_error_frame(correlation, of_topology(error)))
             else:
                 self.send_error(correlation, of_topology(error))
+        publisher = self._publisher
+        if publisher.unpacked:
+            self.count_opened(publisher.unpacked)
+            publisher.unpacked = 0
 
     def _publish(self, correlation: int, data: bytes, at: i64, end: i64) -> None:
         publisher = self._publisher
-        if publisher.unpacked:
-            # What the request before took of the turn does not show in its size.
-            self.count_frames(publisher.unpacked // CLOCK_BYTES)
-            publisher.unpacked = 0
         try:
             write_batch = publisher.publish(data, at, end)
             count = read_i64_le(data, at) & 0xFFFF_FFFF

@@ -93,7 +93,7 @@ class Publisher:
         self._max_payload = max_payload
         #: why publishing is refused at the moment
         self.blocked: str | None = None
-        #: bytes of messages that came compressed, since somebody asked
+        #: bytes that messages have beyond what they came in compressed, since somebody asked
         self.unpacked = 0
         #: the large payloads of the request that is read, where they do not lie in its data
         self.payloads: list[LargePayload] | None = None
@@ -192,7 +192,7 @@ class Publisher:
         size: int = UNPACKED.unpack_from(data, at)[0]
         if size > self._max_payload + FRAME_OVERHEAD:
             raise Malformed("PUBLISH holds more than a frame may")
-        self.unpacked += size
+        self.unpacked += max(size - (end - packed_at), 0)
         try:
             return decompress(codec >> CODEC_SHIFT, data[packed_at:end], size)
         except CompressionError as error:
