@@ -15,7 +15,6 @@ from dataclasses import replace
 
 from bench.runner import make_server, working_directory
 from bench.servers import Server
-from trivium.messages.message import Properties
 from trivium_native import connect
 from trivium_native.client import Client
 from trivium_native.sync import SyncClient
@@ -56,10 +55,6 @@ def show(name: str, runs: list[list[float]]) -> None:
     )
 
 
-def key(number: int) -> Properties:
-    return Properties(key=b"key-%d" % number)
-
-
 def requests(*, keyed: bool, count: int = COUNT) -> Iterator[list[Publication]]:
     for first in range(0, count, REQUEST):
         yield [
@@ -67,7 +62,7 @@ def requests(*, keyed: bool, count: int = COUNT) -> Iterator[list[Publication]]:
                 payload=PAYLOAD,
                 exchange="",
                 routing_key="s",
-                properties=key(number) if keyed else None,
+                key=b"key-%d" % number if keyed else None,
             )
             for number in range(first, first + REQUEST)
         ]

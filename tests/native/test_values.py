@@ -5,10 +5,63 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trivium.messages.message import PROTOCOL_NATIVE, Address, Message, Properties
 from trivium.streams.records import encode_batch
 from trivium_native.values import FramedMessages, Publication, StoredBatch
+
+PUBLICATIONS = st.builds(
+    Publication,
+    payload=st.sampled_from([b"", b"1", b"2", b"longer"]),
+    routing_key=st.sampled_from([b"a", "a", "b"]),
+    exchange=st.sampled_from(["", "e"]),
+    properties=st.sampled_from([None, None, Properties(type_="t")]),
+    mode=st.integers(0, 2),
+    persistent=st.sampled_from([None, False, True]),
+    retain=st.booleans(),
+    mandatory=st.booleans(),
+    priority=st.integers(0, 1),
+)
+KEYS = st.sampled_from([None, b"", b"k", b"l", b"k" * 256])
+
+
+def framed(publications: list[Publication]) -> FramedMessages:
+    """Each by itself."""
+    entries = [publication.encode() for publication in publications]
+    return FramedMessages(len(entries), b"".join(entries))
+
+
+@given(PUBLICATIONS, st.lists(st.tuples(PUBLICATIONS, KEYS, st.booleans()), max_size=8))
+def test_many_messages_are_framed_as_each_is(
+    first: Publication, others: list[tuple[Publication, bytes | None, bool]]
+) -> None:
+    """Those that are like the one before them, but for payload and key, share its head."""
+    publications = [first]
+    for other, key, is_like in others:
+        found = other
+        if is_like:
+            found = replace(publications[-1], payload=other.payload)
+        publications.append(replace(found, key=None if found.properties else key))
+    assert FramedMessages.of(publications) == framed(publications)
+
+
+@pytest.mark.parametrize("key", [b"", b"k", b"k" * 255, b"k" * 256])
+def test_a_key_is_short_for_properties_with_a_key(key: bytes) -> None:
+    long = Publication(payload=b"p", properties=Properties(key=key))
+    assert Publication(payload=b"p", key=key).encode() == long.encode()
+    with pytest.raises(ValueError, match="belongs into the properties"):
+        replace(long, key=key).encode()
+
+
+def test_publications_are_values() -> None:
+    one, other = (Publication(payload=b"p", key=b"k") for _ in range(2))
+    assert one == other
+    assert {one, other} == {replace(one, priority=0)}
+    for wrong in ({"mode": 3}, {"mode": -1}, {"priority": 256}):
+        with pytest.raises(ValueError, match="not 0, 1 or 2"):
+            Publication(payload=b"", **wrong)
 
 
 def test_a_sparse_batch_gives_its_own_offsets() -> None:
@@ -33,7 +86,7 @@ def test_messages_made_of_payloads_are_those_made_one_by_one(sizes: list[int]) -
         priority=3,
     )
     payloads = [bytes([65 + index]) * size for index, size in enumerate(sizes)]
-    one_by_one = FramedMessages.of([replace(like, payload=payload) for payload in payloads])
+    one_by_one = framed([replace(like, payload=payload) for payload in payloads])
     assert FramedMessages.from_payloads(payloads, like) == one_by_one
 
 
@@ -46,7 +99,7 @@ def test_messages_made_of_payloads_and_keys_are_those_made_one_by_one() -> None:
         for payload, key in zip(payloads, keys, strict=True)
     ]
     made = FramedMessages.from_payloads(payloads, like, keys)
-    assert made == FramedMessages.of(one_by_one)
+    assert made == framed(one_by_one)
     with pytest.raises(ValueError, match="zip"):
         FramedMessages.from_payloads(payloads, like, keys[:-1])
     other = replace(like, properties=Properties(content_type="text/plain"))

@@ -217,12 +217,12 @@ class BlockingGroupConsumer(BlockingIterator[GroupBatch]):
         """These were committed by a transaction."""
         self._background.ask(lambda: self._consumer.committed(commits))
 
-    def commit(self) -> None:
+    def commit(self, metadata: str | None = None) -> None:
         """Commit everything that was handed out; returns once it is durable.
 
-        Raises what ``GroupConsumer.commit`` does.
+        ``metadata`` is kept with each offset. Raises what ``GroupConsumer.commit`` does.
         """
-        self._background.call(self._consumer.commit())
+        self._background.call(self._consumer.commit(metadata))
 
 
 def in_thread(
@@ -333,10 +333,12 @@ class BlockingPublisher:
         retain: bool = False,
         mandatory: bool = False,
         priority: int = 0,
+        key: bytes | None = None,
     ) -> Confirmation:
         """Take a message; waits only while too many bytes wait to be sent.
 
-        ``partition`` is that of the streams that get it, modulo how many they have.
+        ``partition`` is that of the streams that get it, modulo how many they have. ``key`` is that
+        of ``properties``, for who sets nothing else there.
 
         The result is done once what must survive is durable, or has the error that refused this
         message. Raises what has ended the publisher, ValueError for fields that do not fit.
@@ -351,6 +353,7 @@ class BlockingPublisher:
             retain,
             mandatory,
             priority,
+            key,
         )
         confirmation = Confirmation(self._lock)
         self._handed.append((entry, confirmation))

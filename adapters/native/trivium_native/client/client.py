@@ -182,8 +182,9 @@ class Client(AsyncRunner, Operations):
         retain: bool = False,
         mandatory: bool = False,
         priority: int = 0,
+        key: bytes | None = None,
     ) -> None:
-        """Publish one message; see ``publish_batch``."""
+        """Publish one message; see ``publish_batch``, and ``Publication`` for the rest."""
         publication = Publication(
             payload=payload,
             routing_key=routing_key,
@@ -194,6 +195,7 @@ class Client(AsyncRunner, Operations):
             retain=retain,
             mandatory=mandatory,
             priority=priority,
+            key=key,
         )
         await self.publish_batch([publication])
 
@@ -217,14 +219,17 @@ class Client(AsyncRunner, Operations):
         connection = self.connection
         codec = operations.codec(compression, connection.protocol.codecs)
         operation = operations.publish(publications, producer, codec)
-        if (
+        wants_no_answer = (
             producer is None
             and not isinstance(publications, FramedMessages)
             and all(
                 publication.mode == AT_MOST_ONCE and not publication.mandatory
                 for publication in publications
             )
-        ):
+        )
+        # They are framed: while the answer is waited for, nobody needs them.
+        del publications
+        if wants_no_answer:
             if not connection.can_publish.is_free:
                 await connection.can_publish.wait()
             await connection.tell(operation)

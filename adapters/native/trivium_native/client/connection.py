@@ -212,8 +212,12 @@ class ClientConnection(asyncio.Protocol):
     def _flush(self) -> None:
         self._is_flush_scheduled = False
         output = self.protocol.take_output()
-        if output and self.transport is not None and not self.transport.is_closing():
-            self.transport.write(output)
+        if not output or self.transport is None or self.transport.is_closing():
+            return
+        if len(output) == 1:
+            self.transport.write(output[0])
+        else:
+            self.transport.writelines(output)
 
     # Life
 

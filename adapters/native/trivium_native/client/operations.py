@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Sequence
 from typing import Any, Final, Generic, TypeVar
 
+from trivium.common.pieces import Piece
 from trivium.streams.compression import CODECS, compress
 from trivium.streams.record_layout import CODEC_NONE
 from trivium_native.client.values import (
@@ -49,11 +50,11 @@ T = TypeVar("T")
 class Operation(Generic[T]):
     """One request. ``parse`` turns the body of the reply into its meaning.
 
-    ``publishes``: the broker refuses it while publishers are paused. ``wait``: seconds for which
-    the request lets the broker wait before it answers. ``repeats``: a repetition on another
-    connection changes nothing that the first one has not. ``secret``: what the client shows from
-    now on for who it is. ``belongs``: what it makes is this connection's alone. ``members``: whose
-    offsets it commits, by group and name.
+    ``behind``: what follows ``body``, and need not be copied. ``publishes``: the broker refuses it
+    while publishers are paused. ``wait``: seconds for which the request lets the broker wait before
+    it answers. ``repeats``: a repetition on another connection changes nothing that the first one
+    has not. ``secret``: what the client shows from now on for who it is. ``belongs``: what it makes
+    is this connection's alone. ``members``: whose offsets it commits, by group and name.
     """
 
     secret: bytes | None = None
@@ -67,12 +68,14 @@ class Operation(Generic[T]):
         reply: int,
         parse: Callable[[bytes], T],
         *,
+        behind: Piece = b"",
         publishes: bool = False,
         wait: float = 0.0,
         repeats: bool = False,
     ) -> None:
         self.kind = kind
         self.body = body
+        self.behind = behind
         self.publishes = publishes
         self.wait = wait
         self.repeats = repeats
@@ -170,13 +173,12 @@ def publish(
         flags |= codec << CODEC_SHIFT
         block += UNPACKED.pack(len(messages))
         messages = packed
-    head = PUBLISH_HEAD.pack(len(publications), flags) + block
-    body = head + messages
     return Operation(
         frames.PUBLISH,
-        body,
+        PUBLISH_HEAD.pack(len(publications), flags) + block,
         frames.CONFIRM,
         _nothing,
+        behind=messages,
         publishes=True,
         repeats=producer is not None,
     )

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import struct
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import trivium
+from trivium.common.pieces import Piece
 from trivium_native.client.operations import Operation
 from trivium_native.client.url import Target
 from trivium_native.client.values import Delivery, StoredBatch
@@ -40,6 +41,9 @@ from trivium_native.wire.messages import (
     decode_message,
 )
 from trivium_native.wire.properties import decode_properties
+
+#: Bytes of output that are not copied together (64 KiB).
+LARGE_OUTPUT: Final = 64 * 1024
 
 #: What reading a frame raises when it is none of this protocol.
 _UNREADABLE = (ProtocolError, InvalidArgument, KeyError, TypeError, ValueError, struct.error)
@@ -127,7 +131,7 @@ class ClientProtocol:
         self._name = name or f"trivium-python {trivium.__version__}"
         self._heartbeat = heartbeat
         self._reader = FrameReader(max_frame)
-        self._output: list[bytes] = []
+        self._output: list[Piece] = []
         self._correlation = first - 1
         self._hello = 0
         self._auth = 0
@@ -144,10 +148,11 @@ class ClientProtocol:
         """The correlation id of the next request."""
         return self._correlation + 1
 
-    def take_output(self) -> bytes:
-        """What is to be sent, once."""
-        output = b"".join(self._output)
-        self._output = []
+    def take_output(self) -> list[Piece]:
+        """What is to be sent, once: in one piece, unless that would copy much."""
+        output, self._output = self._output, []
+        if len(output) > 1 and sum([len(piece) for piece in output]) < LARGE_OUTPUT:
+            return [b"".join(output)]
         return output
 
     def _next(self) -> int:
@@ -177,13 +182,14 @@ class ClientProtocol:
 
         Raises InvalidArgument when it is larger than the broker takes.
         """
-        if len(operation.body) + frames.HEAD_SIZE - 4 > self.max_frame:
+        body, behind = operation.body, operation.behind
+        size = len(body) + len(behind)
+        if size + frames.HEAD_SIZE - 4 > self.max_frame:
             raise InvalidArgument(f"the request is larger than {self.max_frame} bytes")
         correlation = self._next() if wants_reply else 0
-        # The body is not copied before it is sent with the rest.
-        body = operation.body
-        self._output.append(frame_head(operation.kind, correlation, len(body)))
-        self._output.append(body)
+        self._output.append(frame_head(operation.kind, correlation, size) + body)
+        if behind:
+            self._output.append(behind)
         return correlation
 
     def add_credit(self, subscription: int, amount: int) -> None:

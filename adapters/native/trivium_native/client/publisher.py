@@ -14,7 +14,7 @@ from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium_native.client import operations
 from trivium_native.client.connection import ClientConnection
 from trivium_native.client.defaults import Progress
-from trivium_native.client.values import FramedMessages, Producer
+from trivium_native.client.values import FramedMessages, Producer, encoded_properties
 from trivium_native.wire.errors import (
     ConnectionFailed,
     Fenced,
@@ -31,7 +31,7 @@ from trivium_native.wire.messages import (
     RETAIN,
     encode_message,
 )
-from trivium_native.wire.properties import MAX_PARTITION, encode_properties
+from trivium_native.wire.properties import MAX_PARTITION
 
 #: What ``acks`` means: delivery mode and persistence.
 ACKS: Final = {
@@ -74,19 +74,17 @@ def frame(
     retain: bool,
     mandatory: bool,
     priority: int,
+    key: bytes | None,
 ) -> bytes:
     """A message as a request has it. Raises ValueError for fields that do not fit."""
     if partition is not None and not 0 <= partition <= MAX_PARTITION:
         raise ValueError(f"there is no partition {partition}")
-    header = b""
-    if properties is not None or partition is not None:
-        header = encode_properties(properties or Properties(), partition)
     return encode_message(
         flags | (RETAIN if retain else 0) | (MANDATORY if mandatory else 0),
         priority,
         exchange.encode(),
         routing_key.encode() if isinstance(routing_key, str) else routing_key,
-        header,
+        encoded_properties(properties, key, partition),
         payload,
     )
 
@@ -141,10 +139,12 @@ class Publisher:
         retain: bool = False,
         mandatory: bool = False,
         priority: int = 0,
+        key: bytes | None = None,
     ) -> asyncio.Future[None]:
         """Take a message; waits only while too many bytes wait to be sent.
 
-        ``partition`` is that of the streams that get it, modulo how many they have.
+        ``partition`` is that of the streams that get it, modulo how many they have. ``key`` is that
+        of ``properties``, for who sets nothing else there.
 
         The future is done once what must survive is durable, or has the error that refused this
         message. Raises what has ended the publisher, ValueError for fields that do not fit.
@@ -159,6 +159,7 @@ class Publisher:
             retain,
             mandatory,
             priority,
+            key,
         )
         if self.waiting_bytes >= BUFFER_BYTES:
             await self.room(BUFFER_BYTES)

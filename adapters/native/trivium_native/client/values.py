@@ -20,30 +20,55 @@ from trivium.streams.records import (
     batch_span,
 )
 from trivium_native.wire.messages import MANDATORY, PERSISTENT, RETAIN, encode_message
-from trivium_native.wire.properties import encode_properties
+from trivium_native.wire.properties import encode_key, encode_properties
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(init=False, slots=True, kw_only=True, unsafe_hash=True)
 class Publication:
     """One message to publish. Raises ValueError for fields that do not fit.
 
-    ``persistent`` None means: unless ``mode`` is at-most-once. ``mandatory`` makes it an error that
-    no binding wants the message.
+    ``key`` is that of ``properties``, for who sets nothing else there. ``persistent`` None means:
+    unless ``mode`` is at-most-once. ``mandatory`` makes it an error that no binding wants the
+    message. To be changed by nobody; it is not frozen, as that takes three times as long to make.
     """
 
     payload: bytes
-    routing_key: bytes | str = b""
-    exchange: str = "amq.topic"
-    properties: Properties | None = None
-    mode: int = AT_LEAST_ONCE
-    persistent: bool | None = None
-    retain: bool = False
-    mandatory: bool = False
-    priority: int = 0
+    routing_key: bytes | str
+    exchange: str
+    properties: Properties | None
+    mode: int
+    persistent: bool | None
+    retain: bool
+    mandatory: bool
+    priority: int
+    key: bytes | None
 
-    def __post_init__(self) -> None:
-        if not AT_MOST_ONCE <= self.mode <= EXACTLY_ONCE or not 0 <= self.priority <= 255:
+    def __init__(
+        self,
+        *,
+        payload: bytes,
+        routing_key: bytes | str = b"",
+        exchange: str = "amq.topic",
+        properties: Properties | None = None,
+        mode: int = AT_LEAST_ONCE,
+        persistent: bool | None = None,
+        retain: bool = False,
+        mandatory: bool = False,
+        priority: int = 0,
+        key: bytes | None = None,
+    ) -> None:
+        if not AT_MOST_ONCE <= mode <= EXACTLY_ONCE or not 0 <= priority <= 255:
             raise ValueError("mode is not 0, 1 or 2, or priority is not from 0 to 255")
+        self.payload = payload
+        self.routing_key = routing_key
+        self.exchange = exchange
+        self.properties = properties
+        self.mode = mode
+        self.persistent = persistent
+        self.retain = retain
+        self.mandatory = mandatory
+        self.priority = priority
+        self.key = key
 
     def encode(self) -> bytes:
         """The message as PUBLISH frames it."""
@@ -54,32 +79,55 @@ class Publication:
             flags |= RETAIN
         if self.mandatory:
             flags |= MANDATORY
-        key = self.routing_key
+        routing_key = self.routing_key
         return encode_message(
             flags,
             self.priority,
             self.exchange.encode(),
-            key.encode() if isinstance(key, str) else key,
-            b"" if self.properties is None else encode_properties(self.properties),
+            routing_key.encode() if isinstance(routing_key, str) else routing_key,
+            encoded_properties(self.properties, self.key),
             self.payload,
         )
 
 
-class _Heads(dict[tuple[int, int], bytes]):
-    """What stands before the key and the payload of a message, by the sizes of these."""
+def encoded_properties(
+    properties: Properties | None, key: bytes | None, partition: int | None = None
+) -> bytes:
+    """What a message has beside its payload. Raises ValueError for a key beside properties."""
+    if key is not None:
+        if properties is not None:
+            raise ValueError("the key belongs into the properties, where there are any")
+        if partition is None:
+            return encode_key(key)
+        properties = Properties(key=key)
+    if properties is None and partition is None:
+        return b""
+    return encode_properties(properties or Properties(), partition)
 
-    def __init__(self, like: Publication, *, is_keyed: bool) -> None:
+
+#: What the head of a message depends on beside the rest of it: the sizes of payload and key.
+_Sizes = int | tuple[int, int]
+
+
+class _Heads(dict[_Sizes, bytes]):
+    """What stands before the key and the payload of a message, by the sizes of these.
+
+    Without a key that is one number, and the message has the properties of ``like``.
+    """
+
+    def __init__(self, like: Publication) -> None:
         super().__init__()
-        if is_keyed and like.properties is not None:
-            raise ValueError("messages that differ in their keys have no other properties")
         self._like = like
-        self._is_keyed = is_keyed
 
-    def __missing__(self, sizes: tuple[int, int]) -> bytes:
-        payload, key = sizes
-        properties = Properties(key=bytes(key)) if self._is_keyed else self._like.properties
-        entry = replace(self._like, payload=bytes(payload), properties=properties).encode()
-        self[sizes] = head = entry[: len(entry) - payload - key]
+    def __missing__(self, sizes: _Sizes) -> bytes:
+        if isinstance(sizes, int):
+            behind = sizes
+            entry = replace(self._like, payload=bytes(behind)).encode()
+        else:
+            behind = sum(sizes)
+            payload, key = sizes
+            entry = replace(self._like, payload=bytes(payload), key=bytes(key)).encode()
+        self[sizes] = head = entry[: len(entry) - behind]
         return head
 
 
@@ -102,11 +150,13 @@ class FramedMessages:
         All else is that of ``like``; with ``keys`` it has no properties. Raises ValueError where
         it has, and where there are not as many keys as payloads.
         """
-        heads = _Heads(like, is_keyed=keys is not None)
+        heads = _Heads(like)
         parts: list[bytes] = []
         if keys is None:
             for payload in payloads:
-                parts += (heads[len(payload), 0], payload)
+                parts += (heads[len(payload)], payload)
+        elif like.properties is not None:
+            raise ValueError("messages that differ in their keys have no other properties")
         else:
             for payload, key in zip(payloads, keys, strict=True):
                 parts += (heads[len(payload), len(key)], key, payload)
@@ -117,8 +167,43 @@ class FramedMessages:
         """Messages framed, if they are not yet."""
         if isinstance(publications, FramedMessages):
             return publications
-        entries = [publication.encode() for publication in publications]
-        return FramedMessages(len(entries), b"".join(entries))
+        return FramedMessages(len(publications), b"".join(_parts(publications)))
+
+
+def _parts(publications: Sequence[Publication]) -> list[bytes]:
+    """The messages as PUBLISH frames them. Those of a row that differ in payload and key alone
+    share what stands before these."""
+    parts: list[bytes] = []
+    put = parts.append
+    like: Publication | None = None
+    heads: _Heads | None = None
+    for each in publications:
+        if (
+            like is None
+            or each.routing_key != like.routing_key
+            or each.exchange != like.exchange
+            or each.properties is not None
+            or each.mode != like.mode
+            or each.persistent is not like.persistent
+            or each.retain is not like.retain
+            or each.mandatory is not like.mandatory
+            or each.priority != like.priority
+        ):
+            put(each.encode())
+            if each.properties is None:
+                like, heads = each, None
+            continue
+        if heads is None:
+            heads = _Heads(replace(like, key=None))
+        payload = each.payload
+        key = each.key
+        if key is None:
+            put(heads[len(payload)])
+        else:
+            put(heads[len(payload), len(key)])
+            put(key)
+        put(payload)
+    return parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,6 +464,9 @@ class Joined:
     heartbeat: float
     assigned: list[AssignedPartition]
     members: list[str] = field(default_factory=list)
+    #: how many partitions the streams have, by name and incarnation; None of a broker that does not
+    #: say it
+    streams: Mapping[tuple[str, str], int] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -390,13 +478,15 @@ class OffsetCommit:
     offsets: Mapping[int, int]
     incarnation: str | None = None
     membership: Membership | None = None
+    #: texts to be kept with the offsets, by partition
+    metadata: Mapping[int, str] = field(default_factory=dict)
 
     def fields(self) -> dict[str, object]:
         """As in COMMIT and TX."""
         found: dict[str, object] = {
             "group": self.group,
             "stream": self.stream,
-            "offsets": [[partition, offset] for partition, offset in self.offsets.items()],
+            "offsets": [self._row(*each) for each in self.offsets.items()],
         }
         if self.incarnation is not None:
             found["incarnation"] = self.incarnation
@@ -404,6 +494,10 @@ class OffsetCommit:
             found["member"] = self.membership.member
             found["generation"] = self.membership.generation
         return found
+
+    def _row(self, partition: int, offset: int) -> list[object]:
+        text = self.metadata.get(partition)
+        return [partition, offset] if text is None else [partition, offset, text]
 
 
 @dataclass(frozen=True, slots=True)

@@ -111,10 +111,16 @@ def encode_properties(properties: Properties, partition: int | None = None) -> b
         fields[PARTITION] = partition
     if properties.headers:
         fields[HEADERS] = [[name, value] for name, value in properties.headers]
-    if key is not None and len(fields) == 1 and len(key) <= 0xFF:
-        # What ``pack`` makes of it.
-        return b"".join((b"\x81\x0d\xc4", len(key).to_bytes(1, "little"), key))
+    if key is not None and len(fields) == 1:
+        return encode_key(key)
     return pack(fields) if fields else b""
+
+
+def encode_key(key: bytes) -> bytes:
+    """Properties that hold a key alone, as ``pack`` makes them."""
+    if len(key) > 0xFF:
+        return pack({KEY: key})
+    return b"".join((b"\x81\x0d\xc4", len(key).to_bytes(1, "little"), key))
 
 
 def key_at(header: bytes) -> int:
