@@ -62,7 +62,7 @@ def delivery(
 
 
 def sent(operation: Operation[Any], correlation: int) -> bytes:
-    return encode_frame(operation.kind, correlation, operation.body)
+    return encode_frame(operation.kind, correlation, operation.body + operation.behind)
 
 
 PUBLICATION = Publication(payload=b"hi", routing_key=b"a.b")
@@ -100,6 +100,7 @@ ENCODED = {
                 "generation": 1,
                 "heartbeat_ms": 10_000,
                 "assigned": [["s", "5f", [[0, 42], [1, None]]]],
+                "streams": [["s", "5f", 2]],
             }
         ),
     ),
@@ -159,6 +160,7 @@ def test_the_documented_reply_to_join_is_read() -> None:
         MEMBER,
         10.0,
         [AssignedPartition("s", "5f", 0, 42), AssignedPartition("s", "5f", 1, None)],
+        streams={("s", "5f"): 2},
     )
 
 

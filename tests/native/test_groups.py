@@ -122,7 +122,10 @@ class Member:
 def test_join_answers_with_the_assignment_and_where_to_go_on(server: Server) -> None:
     server.vhost.groups.commit("g", server.vhost.stream("s"), [(0, 7)])
     reply = server.open().ask(frames.JOIN, group="g", streams=["s"], session_ms=9000)
-    assert set(reply) == {"member", "generation", "heartbeat_ms", "assigned", "members"}
+    fields = {"member", "generation", "heartbeat_ms", "assigned", "members", "streams"}
+    assert set(reply) == fields
+    stream = server.vhost.stream("s")
+    assert reply["streams"] == [["s", stream.incarnation, len(stream.partitions)]]
     assert len(reply["member"]) == 16
     assert reply["heartbeat_ms"] == 3000
     incarnation = server.vhost.stream("s").incarnation

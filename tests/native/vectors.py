@@ -79,6 +79,33 @@ def all_properties() -> tuple[bytes, dict[int, Any]]:
     return bytes.fromhex(found["properties"]), body
 
 
+def refused() -> list[dict[str, Any]]:
+    """Frames that the broker refuses, with the state in which they come, and what it says."""
+    found: list[dict[str, Any]] = _as_data()["refused"]
+    return found
+
+
+def wide() -> dict[str, bytes]:
+    """Frames whose msgpack is as long as can be, by the name of the one that means the same."""
+    return {row["as"]: bytes.fromhex(row["frame"]) for row in _as_data()["wide"]}
+
+
+def wide_properties() -> bytes:
+    """The properties with every key, as long as can be."""
+    return bytes.fromhex(_as_data()["all_properties"]["wide"])
+
+
+def msgpack_forms() -> list[tuple[str, bytes, Any]]:
+    """Name, bytes and meaning of msgpack in every form."""
+    rows = _as_data()["msgpack"]
+    return [(row["name"], bytes.fromhex(row["packed"]), _with_bytes(row["means"])) for row in rows]
+
+
+def msgpack_refused() -> dict[str, bytes]:
+    """What is no msgpack of this protocol, by name."""
+    return {row["name"]: bytes.fromhex(row["packed"]) for row in _as_data()["msgpack_refused"]}
+
+
 def as_json(value: Any) -> Any:
     """A value as the vectors write it."""
     if isinstance(value, bytes):

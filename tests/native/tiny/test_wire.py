@@ -46,6 +46,18 @@ def test_properties_are_read_and_written_as_the_vectors_say() -> None:
     assert plain(unpack(bytes.fromhex(row["properties"]))) == row["body"]
 
 
+@pytest.mark.parametrize("row", VECTORS["msgpack"], ids=lambda row: row["name"])
+def test_msgpack_is_read_in_every_form(row: dict[str, Any]) -> None:
+    assert plain(unpack(bytes.fromhex(row["packed"]))) == row["means"]
+
+
+@pytest.mark.parametrize("row", VECTORS["wide"], ids=lambda row: row["as"])
+def test_the_longest_form_means_what_the_shortest_does(row: dict[str, Any]) -> None:
+    kind = Kind(FRAMES[row["as"]]["type"])
+    body = decode_body(kind, bytes.fromhex(row["frame"])[13:])
+    assert plain(body) == FRAMES[row["as"]]["body"]
+
+
 @pytest.mark.parametrize("name", FRAMES)
 def test_a_frame_that_is_cut_is_not_read(name: str) -> None:
     row = FRAMES[name]

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from trivium_native.client import group_operations, operations
@@ -181,6 +181,9 @@ class GroupConsumer:
             rebalance_timeout=rebalance_timeout,
         )
         self._start = start
+        # How many partitions there were when it joined first; what came later has no past that it
+        # did not want.
+        self._sizes: Mapping[tuple[str, str], int] | None = None
         self._credit = credit
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
@@ -354,10 +357,11 @@ class GroupConsumer:
                 if reader is not None:
                     reader.committed = offset
 
-    async def commit(self) -> None:
+    async def commit(self, metadata: str | None = None) -> None:
         """Commit everything that was handed out; returns once it is durable.
 
-        In a callback, all but the batch that is being worked on meanwhile.
+        ``metadata`` is kept with each offset. In a callback, all but the batch that is being worked
+        on meanwhile.
 
         Raises StaleMember when some of it was handed out before this member lost it: what is not
         committed comes again, here or to another member. Raises Fenced when someone has taken its
@@ -371,6 +375,8 @@ class GroupConsumer:
             raise lost
         for commit in _uncommitted(self.membership, self._readers, self._current):
             try:
+                if metadata is not None:
+                    commit = replace(commit, metadata=dict.fromkeys(commit.offsets, metadata))
                 await self._connection.run(group_operations.commit_offsets(commit))
             except StaleMember:
                 self.refused()
@@ -392,6 +398,8 @@ class GroupConsumer:
         joined = await self._connection.run(self._join)
         self.membership = joined.membership
         self.members = joined.members
+        if self._sizes is None:
+            self._sizes = joined.streams
         self._interval = joined.heartbeat
         return joined.assigned
 
@@ -490,12 +498,22 @@ class GroupConsumer:
     async def _subscribe(self, assigned: AssignedPartition) -> None:
         reader = _Reader(self, self._connection.next_number(), assigned)
         self._readers[reader.key] = reader
+        is_new = assigned.committed is None and self._is_new(assigned)
         offset: int | str = self._start if assigned.committed is None else assigned.committed
-        found = await self._started(reader, offset)
+        found = await self._started(reader, "first" if is_new else offset)
         if found is not None:
             reader.begin(found)
+            if is_new:
+                # Whoever goes on with it does not know that it was new.
+                reader.committed = -1
         elif self._readers.get(reader.key) is reader:
             del self._readers[reader.key]
+
+    def _is_new(self, assigned: AssignedPartition) -> bool:
+        """Whether the partition was not there yet when this member joined."""
+        if self._sizes is None:
+            return False
+        return assigned.partition >= self._sizes.get((assigned.stream, assigned.incarnation), 0)
 
     async def _read_again(self, reader: _Reader) -> None:
         """Go on with a partition whose subscription ended with the connection."""

@@ -26,13 +26,17 @@ def commit(
     *,
     incarnation: str | None = None,
     membership: Membership | None = None,
+    metadata: Mapping[int, str] | None = None,
 ) -> Operation[None]:
     """Commit a group's next offsets by partition; returns once they are durable.
 
-    While the group has members or a holder only they commit, by their ``membership``. Raises
-    NotFound, StreamChanged, PreconditionFailed, StaleMember, Fenced.
+    ``metadata``, texts of at most 4,096 bytes by partition, are kept with them, and told by
+    ``committed``. While the group has members or a holder only they commit, by their
+    ``membership``. Raises NotFound, StreamChanged, PreconditionFailed, StaleMember, Fenced.
     """
-    return commit_offsets(OffsetCommit(group, stream, offsets, incarnation, membership))
+    return commit_offsets(
+        OffsetCommit(group, stream, offsets, incarnation, membership, metadata or {})
+    )
 
 
 def commit_offsets(commit: OffsetCommit) -> Operation[None]:
@@ -212,7 +216,9 @@ def _joined(group: str, reply: dict[str, Any]) -> Joined:
     ]
     membership = Membership(group, str(reply["member"]), int(reply["generation"]))
     members = [str(name) for name in reply.get("members", ())]
-    return Joined(membership, reply.get("heartbeat_ms", 0) / 1000, assigned, members)
+    rows = reply.get("streams")
+    streams = None if rows is None else {(name, incarnation): n for name, incarnation, n in rows}
+    return Joined(membership, reply.get("heartbeat_ms", 0) / 1000, assigned, members, streams)
 
 
 def _milliseconds(seconds: float | None) -> int | None:

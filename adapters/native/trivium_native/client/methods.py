@@ -130,6 +130,7 @@ class Operations:
     declare_exchange = Method(topology_operations.declare_exchange)
     declare_queue = Method(topology_operations.declare_queue)
     declare_stream = Method(topology_operations.declare_stream)
+    extend_stream = Method(topology_operations.extend_stream)
     delete = Method(topology_operations.delete)
     delete_stream = Method(topology_operations.delete_stream)
     bind = Method(topology_operations.bind)

@@ -69,6 +69,17 @@ def declare_stream(
     )
 
 
+def extend_stream(name: str, partitions: int) -> Operation[None]:
+    """Give a stream more partitions: so many in all, from now on.
+
+    A key may lead to another one from then on. Groups share the new ones out at once, and read them
+    from their beginning. Raises NotFound, PreconditionFailed for fewer than there are.
+    """
+    return request(
+        frames.DECLARE, done, kind="stream", name=name, partitions=partitions, extend=True
+    )
+
+
 def delete(
     kind: str, name: str, *, if_unused: bool | None = None, if_empty: bool | None = None
 ) -> Operation[None]:

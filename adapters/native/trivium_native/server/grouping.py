@@ -115,6 +115,7 @@ class GroupRequests:
             reply["generation"] = member.generation
             reply["heartbeat_ms"] = session_ms // _HEARTBEATS
             reply["assigned"] = self._assigned(group, member)
+            reply["streams"] = self._sizes(streams)
             members = self._vhost.memberships.members(group)
             reply["members"] = [] if members is None else sorted(members.members)
         self._connection.reply_when_durable(correlation, reply)
@@ -159,6 +160,11 @@ class GroupRequests:
             rows = [[partition.index, committed.get(partition.index)] for partition in partitions]
             found.append([stream.name, stream.incarnation, rows])
         return found
+
+    def _sizes(self, names: list[str]) -> list[object]:
+        """How many partitions the streams have."""
+        streams = [self._vhost.stream(name) for name in dict.fromkeys(names)]
+        return [[each.name, each.incarnation, len(each.partitions)] for each in streams]
 
     def _leave(self, correlation: int, fields: Fields) -> None:
         group = fields.text("group")

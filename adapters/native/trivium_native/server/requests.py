@@ -11,6 +11,7 @@ from trivium.routing.exchanges import Binding, HeadersExchange, valid_headers_ma
 from trivium.runtime.adapter import declarer_of
 from trivium.security.permissions import CONFIGURE, READ, WRITE
 from trivium.streams.stream import Partition
+from trivium.vhost.extending import add_partitions
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.commits import stream_of
 from trivium_native.server.deliveries import packable
@@ -315,9 +316,16 @@ class Requests:
         reply: dict[str, object] = {"name": name}
         if kind == "stream":
             partitions = fields.integer("partitions", 1, _MAX_U32, 1)
+            is_more = fields.boolean("extend")
             fields.finish()
             self._connection.access.require(CONFIGURE, "stream", name)
-            stream = self._vhost.declare_stream(name, partitions, arguments)
+            if is_more:
+                if arguments:
+                    raise InvalidArgument("'extend' changes no 'arguments'")
+                add_partitions(self._vhost, name, partitions)
+                stream = self._vhost.stream(name)
+            else:
+                stream = self._vhost.declare_stream(name, partitions, arguments)
             reply["incarnation"] = stream.incarnation
         elif kind == "queue":
             reply = self._declare_queue(name, arguments, fields)
