@@ -7,6 +7,7 @@ requests, and a lost connection is made again.
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager, suppress
 from functools import partial
@@ -40,6 +41,7 @@ class Background:
             on_connected=persistence.on_connected,
             on_disconnected=persistence.on_disconnected,
         )
+        self._timeout = timeout
         self._thread = LoopThread("trivium-client", self._serve)
 
     async def _serve(self, thread: LoopThread) -> None:
@@ -78,19 +80,37 @@ class Background:
     def run(self, operation: Operation[T], timeout: float) -> T:
         """Make a request, and wait so many seconds for its answer."""
 
-        async def work() -> T:
+        return self._bounded(self.client.run(operation), timeout)
+
+    def answer(self, work: Coroutine[Any, Any, T], wait: float = 0.0) -> T:
+        """Run a coroutine that makes requests, within the time for an answer. Raises TimedOut.
+
+        ``wait``: seconds that the broker may let pass before it answers.
+        """
+        return self._bounded(work, self._timeout + wait)
+
+    def _bounded(self, work: Coroutine[Any, Any, T], timeout: float) -> T:
+        async def bounded() -> T:
             async with asyncio.timeout(timeout):
-                return await self.client.run(operation)
+                return await work
 
         try:
-            return self.call(work())
+            return self.call(bounded())
         except TimeoutError:
             raise TimedOut("no answer in time") from None
+        finally:
+            if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
+                # The loop had stopped.
+                work.close()
 
     @contextmanager
     def opened(self, manager: AbstractAsyncContextManager[T]) -> Iterator[T]:
         """What a block of the client for asyncio gives, for the time of a block here."""
-        found = self.call(manager.__aenter__())
+
+        async def enter() -> T:
+            return await manager.__aenter__()
+
+        found = self.answer(enter())
         try:
             yield found
         except BaseException as error:

@@ -113,7 +113,7 @@ class BlockingDeliveries(_Messages):
         """
         if wait:
             settled = self._deliveries.ack(delivery, multiple=multiple, wait=True)
-            self._background.call(settled)
+            self._background.answer(settled)
             return
         operation = self._deliveries.settlement(delivery, multiple)
         if operation is not None:
@@ -143,8 +143,8 @@ class BlockingPolled(BlockingDeliveries):
         max_wait: float = 0.0,
     ) -> list[Delivery]:
         """What is there, or what comes within so many seconds; raises as ``Polled.poll`` does."""
-        return self._background.call(
-            self._polled.poll(max_messages, max_bytes=max_bytes, max_wait=max_wait)
+        return self._background.answer(
+            self._polled.poll(max_messages, max_bytes=max_bytes, max_wait=max_wait), max_wait
         )
 
     async def _next(self) -> Delivery:
@@ -195,7 +195,7 @@ class BlockingGroupConsumer(BlockingIterator[GroupBatch]):
         ``commit`` commits from there on. Raises NotFound for a partition that is not assigned,
         OffsetOutOfRange, after which it goes on where it was.
         """
-        self._background.call(self._consumer.seek(stream, partition, offset))
+        self._background.answer(self._consumer.seek(stream, partition, offset))
 
     def pause(self, stream: str, partition: int) -> None:
         """Read no more of an assigned partition, which stays this member's. Raises NotFound."""
@@ -207,7 +207,7 @@ class BlockingGroupConsumer(BlockingIterator[GroupBatch]):
 
     def lag(self) -> dict[tuple[str, int], int]:
         """How many offsets are ahead of what was handed out, by stream and assigned partition."""
-        return self._background.call(self._consumer.lag())
+        return self._background.answer(self._consumer.lag())
 
     def offsets(self) -> list[OffsetCommit]:
         """What was handed out and is not committed, for a transaction. Then call ``committed``."""
@@ -222,7 +222,7 @@ class BlockingGroupConsumer(BlockingIterator[GroupBatch]):
 
         ``metadata`` is kept with each offset. Raises what ``GroupConsumer.commit`` does.
         """
-        self._background.call(self._consumer.commit(metadata))
+        self._background.answer(self._consumer.commit(metadata))
 
 
 def in_thread(

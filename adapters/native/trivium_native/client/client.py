@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Sequence
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 from trivium.common.client_tls import ClientTls
@@ -115,10 +115,6 @@ def connect(
         connection = LastingConnection(target, name, heartbeat, timeout, persistence)
         try:
             await connection.open(target)
-        except TimeoutError:
-            error = TimedOut(f"no answer from {target.host}:{target.port} in time")
-            connection.fail(error)
-            raise error from None
         except BaseException:
             connection.fail(ConnectionFailed("connecting was given up"))
             raise
@@ -277,8 +273,8 @@ class Client(AsyncRunner, Operations):
         finally:
             await publisher.close()
             if producer is not None and name is None and self.connection.error is None:
-                with suppress(NativeError):
-                    await self.delete_producer(producer.name)
+                # Nobody waits for that: there may be no connection for long.
+                self.connection.send(operations.delete_producer(producer.name), False)
 
     # Receiving
 
@@ -342,7 +338,10 @@ class Client(AsyncRunner, Operations):
 
         polled = Polled(self.connection, request, credit, False)
         async with self.connection.subscribed(polled):
-            yield polled
+            try:
+                yield polled
+            finally:
+                polled.stop()
 
     @asynccontextmanager
     async def read(
@@ -422,7 +421,7 @@ class Client(AsyncRunner, Operations):
             await consumer.start()
             yield consumer
         finally:
-            consumer.stop()
+            await consumer.stop()
 
     @asynccontextmanager
     async def transaction(self, producer: Producer | None = None) -> AsyncIterator[Transaction]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any, Final, Protocol, TypeVar
 
 from trivium.common.client_tls import tls_reason
 from trivium_native.client import operations
+from trivium_native.client.defaults import CLOSE_TIMEOUT
 from trivium_native.client.gate import Gate
 from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import (
@@ -110,6 +111,8 @@ class ClientConnection(asyncio.Protocol):
         self._is_flush_scheduled = False
         self._heartbeat: asyncio.Task[None] | None = None
         self._has_received = False
+        # Set once the socket is closed.
+        self._is_gone = asyncio.Event()
 
     # Requests
 
@@ -234,6 +237,7 @@ class ClientConnection(asyncio.Protocol):
         except OSError as error:
             raise cannot_connect(target, error) from None
         self.transport = transport
+        self._is_gone.clear()
         transport.set_write_buffer_limits(WRITE_HIGH_WATER)
         self.protocol.start()
         self._flush()
@@ -242,13 +246,19 @@ class ClientConnection(asyncio.Protocol):
             self._heartbeat = asyncio.create_task(self._beat(heartbeat))
 
     async def close(self) -> None:
-        """Say goodbye and close."""
+        """Say goodbye and close, which takes ``CLOSE_TIMEOUT`` at most."""
         if self.error is None:
             self.protocol.close()
             self._flush()
             self.fail(ConnectionFailed("the client is closed"))
         if self._heartbeat is not None:
             await asyncio.gather(self._heartbeat, return_exceptions=True)
+        if self.transport is not None:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT):
+                    await self._is_gone.wait()
+            # A broker that reads no more gets no more.
+            self.transport.abort()
 
     def lost(self, error: NativeError) -> None:
         """The connection was lost."""
@@ -308,6 +318,7 @@ class ClientConnection(asyncio.Protocol):
             self._happened(event)
 
     def connection_lost(self, error: Exception | None) -> None:
+        self._is_gone.set()
         if error is None:
             self.lost(self.protocol.ended())
         else:

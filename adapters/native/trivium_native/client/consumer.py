@@ -19,6 +19,7 @@ from trivium_native.client import group_operations, operations
 from trivium_native.client.connection import ClientConnection
 from trivium_native.client.values import (
     AssignedPartition,
+    Joined,
     LogStart,
     Membership,
     OffsetCommit,
@@ -395,7 +396,13 @@ class GroupConsumer:
         self._task = asyncio.create_task(self._beat())
 
     async def _joined(self) -> list[AssignedPartition]:
-        joined = await self._connection.run(self._join)
+        joining = asyncio.ensure_future(self._connection.run(self._join))
+        try:
+            joined = await asyncio.shield(joining)
+        except asyncio.CancelledError:
+            # It may become a member all the same, who would keep what it is assigned.
+            joining.add_done_callback(self._give_up)
+            raise
         self.membership = joined.membership
         self.members = joined.members
         if self._sizes is None:
@@ -403,10 +410,12 @@ class GroupConsumer:
         self._interval = joined.heartbeat
         return joined.assigned
 
-    def stop(self) -> None:
-        """Stop reading and leave, without waiting."""
-        if self._task is not None:
-            self._task.cancel()
+    def _give_up(self, joining: asyncio.Task[Joined]) -> None:
+        if not joining.cancelled() and joining.exception() is None:
+            self._leave(joining.result().membership)
+
+    async def stop(self) -> None:
+        """Stop reading and leave, without waiting for the broker."""
         membership = self.membership
         place = (membership.group, membership.member)
         if self._connection.members.get(place) is self:
@@ -414,6 +423,12 @@ class GroupConsumer:
         for reader in self._readers.values():
             reader.unsubscribe(self._connection)
         self._readers.clear()
+        self._leave(membership)
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.wait([self._task])
+
+    def _leave(self, membership: Membership) -> None:
         if self._connection.error is None and membership.generation:
             self._connection.send(group_operations.leave(membership), False)
 

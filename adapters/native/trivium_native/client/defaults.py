@@ -7,6 +7,8 @@ from typing import Final
 
 #: Seconds to connect and authenticate.
 CONNECT_TIMEOUT: Final = 10.0
+#: Seconds that a connection which is closed has to send what is left.
+CLOSE_TIMEOUT: Final = 1.0
 #: Seconds between signs of life; after two without an answer the broker counts as gone.
 DEFAULT_HEARTBEAT: Final = 30
 #: Publish requests that may wait for their confirmation; more wait to be sent.

@@ -16,7 +16,7 @@ from trivium_native.client.connection import ClientConnection
 from trivium_native.client.gate import Gate
 from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import ClientProtocol
-from trivium_native.client.reconnecting import Persistence, may_pass
+from trivium_native.client.reconnecting import Persistence, may_pass, shares
 from trivium_native.client.url import Target
 from trivium_native.wire.errors import ConnectionFailed, Interrupted, NativeError, TimedOut
 
@@ -106,21 +106,29 @@ class LastingConnection(ClientConnection):
     # Life
 
     async def open(self, target: Target) -> None:
-        async with asyncio.timeout(self._timeout):
-            await self._open_any()
+        await self._open_any()
         self._was_open = True
         self._can_ask_again.open()
         self.can_write.open()
         self._persistence.connected(self.place)
 
     async def _open_any(self) -> None:
-        """Connect to the first of the places where a broker answers. Raises as the last one."""
+        """Connect to the first of the places where a broker answers. Raises as the last one.
+
+        A place that does not answer leaves the others their share of the time.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._timeout
         failure: NativeError | None = None
-        for place in self.target.places:
+        for place, share in shares(self.target.places):
             self.protocol = ClientProtocol(place, name=self._name, heartbeat=self._interval)
-            self._ready = asyncio.get_running_loop().create_future()
+            self._ready = loop.create_future()
             try:
-                await self._open_at(place, lambda: _Road(self))
+                async with asyncio.timeout((end - loop.time()) * share):
+                    await self._open_at(place, lambda: _Road(self))
+            except TimeoutError:
+                failure = TimedOut(f"no answer from {place.host}:{place.port} in time")
+                self._hang_up(failure)
             except NativeError as error:
                 self._hang_up(error)
                 if not may_pass(error):
@@ -181,8 +189,8 @@ class LastingConnection(ClientConnection):
                 for wait in policy.waits():
                     await asyncio.sleep(wait)
                     try:
+                        await self._open_any()
                         async with asyncio.timeout(self._timeout):
-                            await self._open_any()
                             await self._resume()
                         break
                     except TimeoutError:

@@ -7,6 +7,7 @@ stay in their order whatever the broker refuses, and their numbers have no gaps.
 from __future__ import annotations
 
 import asyncio
+import logging
 from dataclasses import replace
 from typing import Final, Protocol
 
@@ -32,6 +33,8 @@ from trivium_native.wire.messages import (
     encode_message,
 )
 from trivium_native.wire.properties import MAX_PARTITION
+
+logger = logging.getLogger(__name__)
 
 #: What ``acks`` means: delivery mode and persistence.
 ACKS: Final = {
@@ -232,10 +235,16 @@ class Publisher:
                 self._refuse(batch, ConnectionFailed("the publisher is closed"))
                 raise
             self._under_way = 0
-            if self._on_progress is not None:
-                self._on_progress(self.confirmed, len(self._waiting))
+            self._progressed()
             if not self._waiting:
                 self._is_idle.set()
+
+    def _progressed(self) -> None:
+        if self._on_progress is not None:
+            try:
+                self._on_progress(self.confirmed, len(self._waiting))
+            except Exception:
+                logger.exception("a callback of a publisher failed")
 
     def _take(self) -> list[_Waiting]:
         """What the next request has."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Final, Generic, TypeVar
 
 from trivium_native.client import operations
@@ -191,6 +192,9 @@ class Deliveries(Subscription[Delivery]):
 class Polled(Deliveries):
     """Messages of a queue that come as they are asked for. Iterating asks for one at a time."""
 
+    # A poll that is under way, whether or not somebody still waits for it: there is one at a time.
+    _asking: asyncio.Task[int] | None = None
+
     async def poll(
         self,
         max_messages: int | None = None,
@@ -203,15 +207,42 @@ class Polled(Deliveries):
         Raises TooManyRequests while as many as the ``credit`` are not settled, NotFound once the
         queue is gone, Interrupted where the connection is lost meanwhile: it all comes again.
         """
-        await self._connection.run(operations.poll(self.number, max_messages, max_bytes, max_wait))
-        found = list(self._items)
-        self._items.clear()
-        return found
+        if self._asking is not None:
+            # Whoever asked gave up: what comes of it is for who asks next.
+            with suppress(NativeError):
+                await self._answered()
+        if not self._items:
+            asking = operations.poll(self.number, max_messages, max_bytes, max_wait)
+            self._asking = asyncio.ensure_future(self._connection.run(asking))
+            self._asking.add_done_callback(_look_at)
+            await self._answered()
+        most = len(self._items) if max_messages is None else max_messages
+        return [self._items.popleft() for _ in range(min(most, len(self._items)))]
+
+    async def _answered(self) -> None:
+        asking = self._asking
+        assert asking is not None
+        try:
+            await asyncio.shield(asking)
+        finally:
+            if asking.done():
+                self._asking = None
+
+    def stop(self) -> None:
+        """Nobody asks any more."""
+        if self._asking is not None:
+            self._asking.cancel()
 
     async def __anext__(self) -> Delivery:
         while True:
             for found in await self.poll(1, max_wait=POLL_WAIT):
                 return found
+
+
+def _look_at(task: asyncio.Task[int]) -> None:
+    """Nobody may be there any more whom its error concerns."""
+    if not task.cancelled():
+        task.exception()
 
 
 class Batches(Subscription[StoredBatch]):

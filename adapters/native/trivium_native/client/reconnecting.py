@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import logging
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 from trivium_native.client.url import Target
 from trivium_native.wire.errors import (
@@ -15,6 +16,10 @@ from trivium_native.wire.errors import (
     TimedOut,
     TryLater,
 )
+
+T = TypeVar("T")
+
+logger = logging.getLogger(__name__)
 
 #: Each wait is at most so many times the one before it.
 _FACTOR: Final = 2.0
@@ -68,13 +73,26 @@ class Persistence:
 
     def connected(self, place: Target) -> None:
         """There is a connection."""
-        if self.on_connected is not None:
-            self.on_connected(place)
+        _tell(self.on_connected, place)
 
     def disconnected(self, error: NativeError) -> None:
         """It was lost."""
-        if self.on_disconnected is not None:
-            self.on_disconnected(error)
+        _tell(self.on_disconnected, error)
+
+
+def _tell(callback: Callable[[T], None] | None, what: T) -> None:
+    """Call what the program wants to be called. Its faults are no reason not to go on."""
+    if callback is not None:
+        try:
+            callback(what)
+        except Exception:
+            logger.exception("a callback of a client failed")
+
+
+def shares(places: Sequence[Target]) -> Iterator[tuple[Target, float]]:
+    """Places to connect to, and for each what part it may take of the time that is left then."""
+    for index, place in enumerate(places):
+        yield place, 1 / (len(places) - index)
 
 
 def may_pass(error: NativeError) -> bool:

@@ -30,11 +30,11 @@ from trivium.common.client_tls import ClientTls, tls_reason
 from trivium.common.pieces import Piece
 from trivium.messages.message import AT_LEAST_ONCE, Properties
 from trivium_native.client import operations
-from trivium_native.client.defaults import DEFAULT_HEARTBEAT
+from trivium_native.client.defaults import CLOSE_TIMEOUT, DEFAULT_HEARTBEAT
 from trivium_native.client.methods import SyncWithin
 from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import ClientProtocol, Closed, Reply
-from trivium_native.client.reconnecting import Persistence, Reconnect, may_pass
+from trivium_native.client.reconnecting import Persistence, Reconnect, may_pass, shares
 from trivium_native.client.streaming import Streaming
 from trivium_native.client.url import ALPN, Target, cannot_connect, make_target
 from trivium_native.client.values import (
@@ -143,14 +143,18 @@ class SyncClient(Streaming):
         self._protocol: ClientProtocol
         #: what it speaks through
         self.socket: socket.socket
-        self._connect()
+        self._connect(timeout)
 
-    def _connect(self) -> None:
-        """Connect to the first of the places where a broker answers. Raises as the last one."""
+    def _connect(self, limit: float) -> None:
+        """Connect to the first of the places where a broker answers. Raises as the last one.
+
+        A place that does not answer leaves the others their share of the ``limit`` in seconds.
+        """
+        end = time.monotonic() + limit
         failure: NativeError | None = None
-        for place in self._target.places:
+        for place, share in shares(self._target.places):
             try:
-                self._connect_to(place)
+                self._connect_to(place, max((end - time.monotonic()) * share, _SHORTEST))
             except NativeError as error:
                 if not may_pass(error):
                     raise
@@ -161,7 +165,8 @@ class SyncClient(Streaming):
         assert failure is not None
         raise failure
 
-    def _connect_to(self, place: Target) -> None:
+    def _connect_to(self, place: Target, limit: float) -> None:
+        end = time.monotonic() + limit
         if self._error is not None:
             # No request of this connection has the number of an earlier one.
             self._first = self._protocol.next_correlation
@@ -169,12 +174,16 @@ class SyncClient(Streaming):
         self._replies.clear()
         self._given_up.clear()
         self._protocol = ClientProtocol(place, name=self._name, first=self._first)
-        self.socket = _open_socket(place, self._timeout)
+        self.socket = _open_socket(place, limit)
         try:
             self._protocol.start()
             self._send()
             while not self._protocol.is_ready:
-                self._receive(self._timeout)
+                left = end - time.monotonic()
+                if left <= 0:
+                    # It says something, but never what is waited for.
+                    raise self._fail(TimedOut("no answer in time"))
+                self._receive(left)
         except BaseException:
             self.socket.close()
             raise
@@ -193,7 +202,7 @@ class SyncClient(Streaming):
         for wait in policy.waits():
             time.sleep(min(wait, max(0.0, end - time.monotonic())))
             try:
-                self._connect()
+                self._connect(max(end - time.monotonic(), _SHORTEST))
                 return
             except NativeError as failure:
                 self._error = failure
@@ -218,6 +227,7 @@ class SyncClient(Streaming):
         if self._error is None:
             try:
                 self._protocol.close()
+                self._timeout = min(self._timeout, CLOSE_TIMEOUT)
                 self._send()
             except (OSError, ConnectionFailed):
                 pass
@@ -415,7 +425,8 @@ class SyncClient(Streaming):
 
     def _send(self) -> None:
         try:
-            self.socket.settimeout(self._timeout)
+            left = self._timeout if self._end is None else self._end - time.monotonic()
+            self.socket.settimeout(max(min(self._timeout, left), _SHORTEST))
             _send_all(self.socket, self._protocol.take_output())
         except OSError as error:
             raise self._fail(_lost(error)) from None
