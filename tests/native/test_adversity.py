@@ -234,7 +234,10 @@ async def test_the_blocking_client_closes_in_time_too(
 
     def work() -> float:
         client = connect_sync(network.url, timeout=TIMEOUT)
-        asyncio.run_coroutine_threadsafe(asyncio.sleep(0, network.mute()), loop).result()
+        is_muted = threading.Event()
+        loop.call_soon_threadsafe(network.mute)
+        loop.call_soon_threadsafe(is_muted.set)
+        is_muted.wait(TIMEOUT)
         client.socket.settimeout(0)
         with suppress(BlockingIOError):
             while True:

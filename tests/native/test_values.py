@@ -59,9 +59,9 @@ def test_publications_are_values() -> None:
     one, other = (Publication(payload=b"p", key=b"k") for _ in range(2))
     assert one == other
     assert {one, other} == {replace(one, priority=0)}
-    for wrong in ({"mode": 3}, {"mode": -1}, {"priority": 256}):
+    for mode, priority in ((3, 0), (-1, 0), (1, 256)):
         with pytest.raises(ValueError, match="not 0, 1 or 2"):
-            Publication(payload=b"", **wrong)
+            Publication(payload=b"", mode=mode, priority=priority)
 
 
 def test_a_sparse_batch_gives_its_own_offsets() -> None:
