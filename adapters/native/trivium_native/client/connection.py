@@ -111,8 +111,8 @@ class ClientConnection(asyncio.Protocol):
         self._is_flush_scheduled = False
         self._heartbeat: asyncio.Task[None] | None = None
         self._has_received = False
-        # Set once the socket is closed.
-        self._is_gone = asyncio.Event()
+        #: set once the socket is closed
+        self.is_gone = asyncio.Event()
 
     # Requests
 
@@ -237,7 +237,7 @@ class ClientConnection(asyncio.Protocol):
         except OSError as error:
             raise cannot_connect(target, error) from None
         self.transport = transport
-        self._is_gone.clear()
+        self.is_gone.clear()
         transport.set_write_buffer_limits(WRITE_HIGH_WATER)
         self.protocol.start()
         self._flush()
@@ -256,7 +256,7 @@ class ClientConnection(asyncio.Protocol):
         if self.transport is not None:
             with suppress(TimeoutError):
                 async with asyncio.timeout(CLOSE_TIMEOUT):
-                    await self._is_gone.wait()
+                    await self.is_gone.wait()
             # A broker that reads no more gets no more.
             self.transport.abort()
 
@@ -318,7 +318,7 @@ class ClientConnection(asyncio.Protocol):
             self._happened(event)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._is_gone.set()
+        self.is_gone.set()
         if error is None:
             self.lost(self.protocol.ended())
         else:

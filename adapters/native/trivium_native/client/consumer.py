@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from contextlib import suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 from trivium_native.client import group_operations, operations
@@ -401,7 +402,7 @@ class GroupConsumer:
             joined = await asyncio.shield(joining)
         except asyncio.CancelledError:
             # It may become a member all the same, who would keep what it is assigned.
-            joining.add_done_callback(self._give_up)
+            joining.add_done_callback(partial(_give_up, self._connection))
             raise
         self.membership = joined.membership
         self.members = joined.members
@@ -409,10 +410,6 @@ class GroupConsumer:
             self._sizes = joined.streams
         self._interval = joined.heartbeat
         return joined.assigned
-
-    def _give_up(self, joining: asyncio.Task[Joined]) -> None:
-        if not joining.cancelled() and joining.exception() is None:
-            self._leave(joining.result().membership)
 
     async def stop(self) -> None:
         """Stop reading and leave, without waiting for the broker."""
@@ -423,14 +420,10 @@ class GroupConsumer:
         for reader in self._readers.values():
             reader.unsubscribe(self._connection)
         self._readers.clear()
-        self._leave(membership)
+        _leave(self._connection, membership)
         if self._task is not None:
             self._task.cancel()
             await asyncio.wait([self._task])
-
-    def _leave(self, membership: Membership) -> None:
-        if self._connection.error is None and membership.generation:
-            self._connection.send(group_operations.leave(membership), False)
 
     async def _beat(self) -> None:
         try:
@@ -513,7 +506,7 @@ class GroupConsumer:
     async def _subscribe(self, assigned: AssignedPartition) -> None:
         reader = _Reader(self, self._connection.next_number(), assigned)
         self._readers[reader.key] = reader
-        is_new = assigned.committed is None and self._is_new(assigned)
+        is_new = assigned.committed is None and _is_new(assigned, self._sizes)
         offset: int | str = self._start if assigned.committed is None else assigned.committed
         found = await self._started(reader, "first" if is_new else offset)
         if found is not None:
@@ -523,12 +516,6 @@ class GroupConsumer:
                 reader.committed = -1
         elif self._readers.get(reader.key) is reader:
             del self._readers[reader.key]
-
-    def _is_new(self, assigned: AssignedPartition) -> bool:
-        """Whether the partition was not there yet when this member joined."""
-        if self._sizes is None:
-            return False
-        return assigned.partition >= self._sizes.get((assigned.stream, assigned.incarnation), 0)
 
     async def _read_again(self, reader: _Reader) -> None:
         """Go on with a partition whose subscription ended with the connection."""
@@ -559,6 +546,24 @@ class GroupConsumer:
             self._connection.sinks.pop(reader.number, None)
             self._is_called.set()
             return None
+
+
+def _leave(connection: ClientConnection, membership: Membership) -> None:
+    if connection.error is None and membership.generation:
+        connection.send(group_operations.leave(membership), False)
+
+
+def _give_up(connection: ClientConnection, joining: asyncio.Task[Joined]) -> None:
+    """Nobody waited for the answer to JOIN."""
+    if not joining.cancelled() and joining.exception() is None:
+        _leave(connection, joining.result().membership)
+
+
+def _is_new(assigned: AssignedPartition, sizes: Mapping[tuple[str, str], int] | None) -> bool:
+    """Whether a partition is none of those that streams of these sizes have."""
+    if sizes is None:
+        return False
+    return assigned.partition >= sizes.get((assigned.stream, assigned.incarnation), 0)
 
 
 def _key(assigned: AssignedPartition) -> _Key:
