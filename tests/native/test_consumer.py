@@ -476,7 +476,7 @@ async def test_a_transaction_is_given_up_when_one_of_its_partitions_was_let_go(
         await mover.move(*batches)
         assert mover.given_up == 1
         await other.leave(second.membership)
-        second.stop()
+        await second.stop()
         await log.until_assigned(PARTITIONS + len(log.revoked))
         await mover.move_rest(40)
 

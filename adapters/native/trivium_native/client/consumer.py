@@ -85,6 +85,8 @@ class _Reader:
         self.position = 0
         self.committed = -1
         self.is_revoked = False
+        #: whether the group does not know where it begins, and so whoever goes on with it
+        self.is_new = False
         #: whether its subscription ended with a connection
         self.is_cut = False
         #: whether it is not to be read for now
@@ -358,6 +360,7 @@ class GroupConsumer:
                 reader = self._readers.get((commit.stream, commit.incarnation, partition))
                 if reader is not None:
                     reader.committed = offset
+                    reader.is_new = False
 
     async def commit(self, metadata: str | None = None) -> None:
         """Commit everything that was handed out; returns once it is durable.
@@ -512,8 +515,7 @@ class GroupConsumer:
         if found is not None:
             reader.begin(found)
             if is_new:
-                # Whoever goes on with it does not know that it was new.
-                reader.committed = -1
+                reader.is_new = True
         elif self._readers.get(reader.key) is reader:
             del self._readers[reader.key]
 
@@ -577,7 +579,7 @@ def _uncommitted(
     by_stream: dict[tuple[str, str], dict[int, int]] = {}
     worked_on = current if _IN_CALLBACK.get() else None
     for (stream, incarnation, partition), reader in readers.items():
-        if reader.is_behind and reader is not worked_on:
+        if (reader.is_behind or reader.is_new) and reader is not worked_on:
             by_stream.setdefault((stream, incarnation), {})[partition] = reader.position
     return [
         OffsetCommit(membership.group, stream, offsets, incarnation, membership)
