@@ -143,13 +143,13 @@ class TriviumProcess:
                 env=self._environment,
             )
 
-    def start(self) -> None:
-        """Start, and wait for the ready line. Raises BrokerError."""
+    def start(self, seconds: float = START_SECONDS) -> None:
+        """Start, and wait so long for the ready line. Raises BrokerError."""
         self.launch()
         process = self.process
         assert process is not None
         assert process.stdout is not None
-        ready, _, _ = select.select([process.stdout], [], [], START_SECONDS)
+        ready, _, _ = select.select([process.stdout], [], [], seconds)
         line = process.stdout.readline() if ready else ""
         if not line.startswith("trivium ready "):
             self.kill()

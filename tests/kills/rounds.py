@@ -112,7 +112,7 @@ class Road(ABC):
     def _restart_broker(self) -> None:
         self.broker.kill()
         pause(self.draw.uniform(0, 0.5))
-        self.broker.start()
+        self.broker.start(PATIENCE)
 
 
 class SparkRoad(Road):
