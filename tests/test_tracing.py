@@ -16,11 +16,10 @@ from tests.support.amqp import publish_frames
 from tests.support.permitted import Server, make_server
 from tests.support.simulated import Host
 from trivium.config import EVERYTHING, Config, UserConfig
-from trivium.messages.message import PROTOCOL_NEUTRAL, Message, Properties, codec_of
+from trivium.messages.message import FRESH, PROTOCOL_NEUTRAL, Message, Properties, codec_of
 from trivium.messages.neutral import encode_neutral
-from trivium.messages.tracing import UNSAMPLED as NOT_SAMPLED
 from trivium.messages.tracing import Tracer, parse_traceparent
-from trivium.observability.otlp import encode_request
+from trivium.observability.otlp import Spans, encode_request
 from trivium.routing.exchanges import Binding
 from trivium.runtime import tracing
 from trivium.runtime.tracing import MessageTracer
@@ -40,17 +39,16 @@ class Traced:
 
     def __init__(self, server: Server, ratio: float = 0.0, follows: bool = True) -> None:
         self.server = server
-        self.raw: list[bytes] = []
+        self.raw = Spans(1 << 20)
         broker = server.broker
-        tracer = MessageTracer(broker, ratio, follows, self.raw.append)
+        tracer = MessageTracer(broker, ratio, follows, self.raw)
         for vhost in broker.vhosts.values():
             vhost.watch(None, tracer)
 
     def spans(self) -> list[Span]:
         """Those since the last look, as opentelemetry-proto reads them."""
         self.server.settle()
-        data = encode_request({"service.name": "s"}, ("scope", "1"), self.raw)
-        self.raw.clear()
+        data = encode_request({"service.name": "s"}, ("scope", "1"), self.raw.take(1 << 20))
         (resource,) = ExportTraceServiceRequest.FromString(data).resource_spans
         (scope,) = resource.scope_spans
         assert (scope.scope.name, scope.scope.version) == ("scope", "1")
@@ -293,7 +291,7 @@ def test_those_of_a_run_that_are_not_followed_are_not_looked_at_again(
     asked: list[bool] = []
 
     def has(message: Message) -> bool:
-        asked.append(message.traced == NOT_SAMPLED)
+        asked.append(message.traced == FRESH)
         return Tracer.has(tracer, message)
 
     monkeypatch.setattr(tracer, "has", has)
@@ -376,11 +374,13 @@ def test_deliveries_that_nobody_settles_are_forgotten(
 ) -> None:
     monkeypatch.setattr(tracing, "_MAX_HELD", 1)
     client = traced.server.amqp("root")
-    for _ in range(2):
-        client.publish("k", exchange="x", headers={"traceparent": SAMPLED})
-    client.consume("q")
+    for name in ("one", "two"):
+        client.declare(name)
+        client.bind(name, "amq.fanout", "")
+        client.consume(name, name)
+    client.publish("", exchange="amq.fanout", headers={"traceparent": SAMPLED})
     client.send(Basic.Ack(delivery_tag=2, multiple=True))
-    assert traced.names().count("ack q") == 1
+    assert [name for name in traced.names() if name.startswith("ack")] == ["ack two"]
 
 
 def on_disk(host: Host) -> Traced:

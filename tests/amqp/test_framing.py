@@ -465,6 +465,30 @@ def test_delivery_is_cut_to_the_consumers_frame_max(server: Server) -> None:
     assert b"".join(bodies(content)) == payload
 
 
+def test_deliveries_with_other_properties_than_the_one_before(server: Server) -> None:
+    publisher, consumer = server.open(), server.open(frame_max=4096)
+    publisher.declare()
+    consumer.consume("q", no_ack=True)
+    names_of = {0: "", 1: "a", 2: "b", 3: "longer", 4: "x" * 255}
+    # Each after each, with bodies of the same and of another size: of none, and of several frames.
+    script = [
+        (name, size)
+        for first in names_of
+        for second in names_of
+        for sizes in ((3, 3), (3, 7), (0, 3), (3, 0), (9000, 3), (3, 9000))
+        for name, size in zip((first, second), sizes, strict=True)
+    ]
+    for number, (name, size) in enumerate(script):
+        properties = {"message_id": names_of[name]} if name else {}
+        publisher.publish("q", bytes([number % 251]) * size, **properties)
+        deliver, content, *parts = consumer.take()
+        assert isinstance(deliver, Basic.Deliver)
+        assert (deliver.delivery_tag, deliver.redelivered) == (number + 1, False)
+        assert isinstance(content, header.ContentHeader)
+        assert (content.properties.message_id or "", content.body_size) == (names_of[name], size)
+        assert b"".join(bodies(parts)) == bytes([number % 251]) * size
+
+
 def test_header_too_large_for_the_consumers_frame_leaves_without_headers(server: Server) -> None:
     publisher, consumer = server.open(), server.open(frame_max=4096)
     consumer.declare("q")

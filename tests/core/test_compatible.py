@@ -1039,6 +1039,19 @@ async def test_definitions_keep_the_type_of_queues_whatever_the_virtual_hosts_is
         assert kinds == {"before": "classic", "classic": "classic", "default": "quorum"}
 
 
+async def test_definitions_without_a_password_take_it_away_but_an_empty_hash_does_not() -> None:
+    async with serve() as site:
+        for name in ("kept", "gone"):
+            await site.put(f"users/{name}", {"password": "p", "tags": "management"})
+        users = [
+            {"name": "kept", "tags": "management", "password_hash": ""},
+            {"name": "gone", "tags": "management"},
+        ]
+        assert await site.ask("POST", "definitions", {"users": users}) == (204, None)
+        assert (await site.ask("GET", "whoami", user="kept:p"))[0] == 200
+        assert (await site.ask("GET", "whoami", user="gone:p"))[0] == 401
+
+
 async def test_definitions_bring_passwords_in_plain_text() -> None:
     users = [{"name": name, "password": f"of {name}", "tags": "management"} for name in "xyz"]
     old = {"name": "old", "password": "new", "tags": "management"}

@@ -203,6 +203,22 @@ def test_given_up_messages_are_counted_from_0_on_for_each_reason(broker: Broker)
             assert found[full, (("reason", reason),)] == 0
 
 
+def test_dead_letters_of_an_object_are_counted_from_0_on(
+    broker: Broker, vhost: VirtualHost
+) -> None:
+    vhost.declare_queue("with", arguments={"x-dead-letter-exchange": "amq.fanout"})
+    vhost.declare_queue("without")
+    found = scrape(broker, "queue_delivery_metrics", "vhost_metrics")
+    for reason in ("delivery_limit", "expired", "maxlen", "rejected"):
+        name = "queue_messages_dead_lettered_total"
+        assert value(found, name, vhost="/", queue="with", reason=reason) == 0
+        name = "vhost_messages_dead_lettered_total"
+        assert value(found, name, vhost="/", reason=reason) == 0
+    assert not any(
+        "dead_lettered" in name and ("queue", "without") in labels for name, labels in found
+    )
+
+
 def test_others_are_served_while_metrics_are_made(broker: Broker, vhost: VirtualHost) -> None:
     for number in range(10 * ROWS_AT_ONCE):
         vhost.declare_queue(f"q{number}")

@@ -174,6 +174,33 @@ def test_a_user_of_whom_nothing_is_left_is_forgotten() -> None:
     assert {account.name for account in quotas.accounts()} == {"there", "/"}
 
 
+def test_what_a_user_has_counted_is_kept_until_it_is_deleted() -> None:
+    clock = Clock()
+    quotas = Quotas(clock)
+    for name in ("ann", "bob", "cid", "dan"):
+        quotas.account(USER, name).traffic.published += 1
+    for name in ("ann", "bob"):
+        quotas.deleted(USER, name)
+    # Whoever has that name now goes on.
+    assert quotas.account(USER, "bob").traffic.published == 1
+    clock.now += TIDY_INTERVAL
+    quotas.tick()
+    assert [account.name for account in quotas.accounts()] == ["bob", "cid", "dan"]
+
+
+@pytest.mark.pure
+def test_what_many_users_have_counted_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trivium.common.quotas.MOST_GONE", 2)
+    clock = Clock()
+    quotas = Quotas(clock)
+    for name in ("ann", "bob", "cid", "dan"):
+        quotas.account(USER, name).traffic.bytes_received += 1
+    quotas.account(USER, "bob").add(CONNECTIONS, 1)
+    clock.now += TIDY_INTERVAL
+    quotas.tick()
+    assert [account.name for account in quotas.accounts()] == ["bob", "cid", "dan"]
+
+
 def test_defaults_hold_for_who_is_there_and_nothing_for_what_is_deleted() -> None:
     quotas = Quotas(Clock())
     ann = quotas.account(USER, "ann")

@@ -17,12 +17,12 @@ from trivium.observability.span_exporter import SpanExporter
 @pytest.fixture(autouse=True)
 def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(span_exporter, "INTERVAL", 0.01)
+    monkeypatch.setattr(span_exporter, "LONGEST_WAIT", 0.01)
     monkeypatch.setattr(span_exporter, "LONGEST_PAUSE", 0.02)
 
 
 def span(name: str = "n") -> bytes:
-    ids = (b"t" * 16, b"s" * 8)
-    return encode_span(*ids, b"", False, "", 1, 2, named(name, SERVER), "")
+    return encode_span(b"t" * 16, 1, 0, 1, 2, named(name, SERVER), "", "")
 
 
 def test_spans_reach_the_collector() -> None:
@@ -43,6 +43,58 @@ def test_spans_reach_the_collector() -> None:
         )
         assert collector.services == {"farm"}
     assert (exporter.sent, exporter.dropped) == (span_exporter.BATCH + 1, 0)
+
+
+@pytest.mark.parametrize(("hangs_up", "connections"), [(False, 1), (True, 3)])
+def test_a_connection_is_kept_as_long_as_the_collector_keeps_it(
+    hangs_up: bool, connections: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Collector(hangs_up=hangs_up) as collector:
+        exporter = SpanExporter(TracingConfig(endpoint=collector.url))
+        for number in range(1, 4):
+            exporter.spans.add(span())
+            collector.wait(number, requests=number)
+        exporter.close()
+        assert collector.connections == connections
+    assert (exporter.sent, caplog.records) == (3, [])
+
+
+def test_few_spans_wait_for_more_and_many_do_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(span_exporter, "LONGEST_WAIT", 3600.0)
+    with Collector() as collector:
+        exporter = SpanExporter(TracingConfig(endpoint=collector.url))
+        for _ in range(span_exporter.BATCH - 1):
+            exporter.spans.add(span())
+        assert exporter.sent == 0
+        exporter.spans.add(span())
+        collector.wait(span_exporter.BATCH)
+        exporter.close()
+        assert len(collector.requests) == 1
+
+
+def test_a_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+    with Collector() as proxy:
+        monkeypatch.setenv("http_proxy", proxy.url.replace("://", "://user:p%40ss@"))
+        exporter = SpanExporter(TracingConfig(endpoint="http://collector.test:4318"))
+        exporter.spans.add(span())
+        proxy.wait(1)
+        exporter.close()
+        ((path, sent),) = proxy.requests
+    assert path == "http://collector.test:4318/v1/traces"
+    assert sent["Host"] == "collector.test:4318"
+    assert sent["Proxy-Authorization"] == "Basic dXNlcjpwQHNz"
+
+
+def test_a_proxy_is_asked_for_a_way_to_a_collector_with_tls(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with Collector() as proxy:
+        monkeypatch.setenv("https_proxy", proxy.url)
+        exporter = SpanExporter(TracingConfig(endpoint="https://collector.test"))
+        exporter.spans.add(span())
+        exporter.close()
+    # This one knows no CONNECT.
+    assert "Tunnel connection failed: 501" in caplog.text
 
 
 def test_what_waits_is_sent_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:

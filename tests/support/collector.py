@@ -11,10 +11,12 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span
 
 
 class Collector:
-    """Takes spans, or answers with ``status``."""
+    """Takes spans, or answers with ``status``. With ``hangs_up`` it ends each connection after an
+    answer that does not say so."""
 
-    def __init__(self, status: int = 200) -> None:
+    def __init__(self, status: int = 200, hangs_up: bool = False) -> None:
         self.status = status
+        self.connections = 0
         self.requests: list[tuple[str, dict[str, str]]] = []
         self._spans: list[Span] = []
         self._services: set[str] = set()
@@ -22,12 +24,19 @@ class Collector:
         collector = self
 
         class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+
+            def setup(self) -> None:
+                super().setup()
+                collector.connections += 1
+
             def do_POST(self) -> None:
                 body = self.rfile.read(int(self.headers["Content-Length"]))
                 collector._take(self.path, dict(self.headers), body)
                 self.send_response(collector.status)
                 self.send_header("Content-Length", "0")
                 self.end_headers()
+                self.close_connection |= hangs_up
 
             def log_message(self, *_: object) -> None:
                 pass

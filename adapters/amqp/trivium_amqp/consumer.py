@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
-from librt.strings import write_i64_be
+from librt.strings import BytesWriter, write_i32_be, write_i64_be
+from mypy_extensions import i32, i64, u8
 
 from trivium.common.descriptions import ConsumerDescription
 from trivium.common.pieces import Piece
 from trivium.messages.message import PROTOCOL_AMQP, Message
-from trivium.messages.tracing import SAMPLED
 from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.runtime.adapter import LARGE_OUTPUT
 from trivium_amqp.codec import methods
@@ -44,6 +44,8 @@ _MAX_SHORT: Final = 255
 _VARIANT: Final = PROTOCOL_AMQP * 16
 #: A content header's property bytes of this size fit every client's frames.
 SMALLEST_ROOM: Final = MIN_FRAME_MAX - OVERHEAD - CONTENT_HEADER_SIZE
+#: Octets of a frame before its payload; the other one is behind it.
+_FRAME_HEAD: Final = OVERHEAD - 1
 _DELIVER_ID: Final = U32.pack(methods.BASIC_DELIVER)
 
 
@@ -150,13 +152,13 @@ class AmqpConsumer(Consumer):
         size = message.size
         self._metrics.messages_sent += 1
         if (
-            message.header == self._header
-            and address.key == self._key
+            address.key == self._key
             and address.exchange == self._exchange
             and not entry.is_redelivered
             and message.protocol == PROTOCOL_AMQP
             and message.annotations is None
             and isinstance(body, bytes)
+            and (message.header == self._header or self._has_other_header(message.header, size))
             and (size == self._size or self._has_resized(size))
         ):
             output = connection.output
@@ -177,12 +179,40 @@ class AmqpConsumer(Consumer):
             return
         connection.send_parts(self._frames(tag, entry))
 
+    def _has_other_header(self, header: bytes, size: int) -> bool:
+        """Fit the frames to other property bytes before a body of this size; whether that can
+        be."""
+        room = self._connection.frame_room
+        if self._size < 0 or self._shows_offset or not 0 < size <= room:
+            return False
+        known = len(self._header)
+        if len(header) != known:
+            if len(header) > room - CONTENT_HEADER_SIZE:
+                return False
+            writer = BytesWriter()
+            writer.write(self._before_size[: -_FRAME_HEAD - len(CONTENT_HEADER)])
+            number: i64 = self.channel.number
+            writer.append(HEADER)
+            writer.append(u8(number >> 8))
+            writer.append(u8(number & 0xFF))
+            write_i32_be(writer, i32(CONTENT_HEADER_SIZE + len(header)))
+            writer.write(CONTENT_HEADER)
+            self._before_size = writer.getvalue()
+        self._between_sizes = header + self._between_sizes[known:]
+        self._header = header
+        return self._has_resized(size)
+
     def _has_resized(self, size: int) -> bool:
         """Fit the frames to a body of another size; whether that can be."""
         if self._size < 0 or not 0 < size <= self._connection.frame_room:
             return False
         self._size = size
-        tail = b"".join((self._before_size, U64.pack(size), self._between_sizes, U32.pack(size)))
+        writer = BytesWriter()
+        writer.write(self._before_size)
+        write_i64_be(writer, size)
+        writer.write(self._between_sizes)
+        write_i32_be(writer, i32(size))
+        tail = writer.getvalue()
         self._total = len(self._head) + 8 + len(tail) + size + 1
         if self._shows_offset:
             at = len(self._before_size) + 8 + self._offset_at
@@ -218,7 +248,6 @@ class AmqpConsumer(Consumer):
         elif (
             message.protocol == PROTOCOL_AMQP
             and message.annotations is None
-            and message.traced != SAMPLED
             and 0 < size <= connection.frame_room
             and (offset_at >= 0 or not self._shows_offset)
         ):

@@ -15,9 +15,16 @@ from mypy_extensions import i64
 
 from trivium.common.pieces import Pieces, split_parts
 from trivium.messages.large import LARGE_PAYLOAD, Content, LargePayload
-from trivium.messages.message import AT_LEAST_ONCE, EXACTLY_ONCE, PROTOCOL_MQTT, Address, Message
+from trivium.messages.message import (
+    AT_LEAST_ONCE,
+    EXACTLY_ONCE,
+    PROTOCOL_MQTT,
+    UNSAMPLED,
+    Address,
+    Message,
+)
 from trivium.messages.topics import DOLLAR
-from trivium.messages.tracing import UNSAMPLED, Tracer
+from trivium.messages.tracing import Tracer
 from trivium.routing.exchanges import (
     ACCEPTED,
     REJECTED,

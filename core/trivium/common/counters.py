@@ -88,6 +88,12 @@ class Traffic:
         self.reads: i64 = 0
         self.writes: i64 = 0
 
+    def is_any(self) -> bool:
+        """Whether there is something that it has counted."""
+        sent = self.delivered + self.delivered_settled + self.got + self.got_settled
+        others = self.published + self.got_nothing + self.acknowledged
+        return sent + others + self.bytes_received + self.bytes_sent > 0
+
     def add(self, other: Traffic) -> None:
         """Add what another one has counted."""
         self.published += other.published

@@ -76,6 +76,8 @@ _NO_REPORTS: Final[list[int]] = []
 LOG_INTERVAL: Final = 60_000
 #: Milliseconds between two looks for accounts that nobody needs any more.
 TIDY_INTERVAL: Final = 10_000
+#: Users of whom nothing is left but what they have counted; of more the oldest are forgotten.
+MOST_GONE: Final = 10_000
 
 
 def check_limits(scope: str, limits: Mapping[str, object]) -> dict[str, int]:
@@ -152,6 +154,8 @@ class Account:
         self.limits: list[int] = _NO_LIMITS
         #: what connections counted that are gone
         self.traffic = Traffic()
+        #: its user was deleted, and nobody has come with that name since
+        self.is_deleted = False
         #: None without a rate
         self.messages: Bucket | None = None
         self.bytes: Bucket | None = None
@@ -268,6 +272,12 @@ class Quotas:
         self._own.pop((scope, name), None)
         self._accounts.pop((scope, name), None)
 
+    def deleted(self, scope: str, name: str) -> None:
+        """It is deleted; what is left of it counts until it is gone."""
+        account = self._accounts.get((scope, name))
+        if account is not None:
+            account.is_deleted = True
+
     def limits(self, scope: str, name: str) -> dict[str, int]:
         """The limits of its own that one has."""
         return dict(self._own.get((scope, name), {}))
@@ -293,6 +303,7 @@ class Quotas:
         if found is None:
             found = self._accounts[(scope, name)] = Account(scope, name)
             self._apply(found)
+        found.is_deleted = False
         return found
 
     def accounts(self) -> list[Account]:
@@ -300,14 +311,21 @@ class Quotas:
         return list(self._accounts.values())
 
     def tick(self) -> None:
-        """About once a second: forget users of whom nothing is left."""
+        """About once a second: forget users of whom nothing is left. What they have counted is
+        kept, as a counter must not go back."""
         now = self._clock()
         if now - self._tidied_at < TIDY_INTERVAL:
             return
         self._tidied_at = now
+        gone: list[tuple[str, str]] = []
         for key, account in list(self._accounts.items()):
             if account.scope == USER and account.is_idle(now):
-                del self._accounts[key]
+                if account.is_deleted or not account.traffic.is_any():
+                    del self._accounts[key]
+                else:
+                    gone.append(key)
+        for key in gone[: max(len(gone) - MOST_GONE, 0)]:
+            del self._accounts[key]
 
     def require(self, accounts: Iterable[Account], what: int) -> None:
         """Raise QuotaExceeded unless each of them may have one more. The smallest limit is said."""

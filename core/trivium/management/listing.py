@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from trivium.common.patterns import Pattern, PatternError
-from trivium.management.values import encode
+from trivium.management.values import encode, encode_in_pieces
 from trivium.observability.api import ApiAnswer, ApiRefused, refusal
 
 if TYPE_CHECKING:
@@ -242,17 +242,17 @@ class Listing(Generic[Item]):
                 continue
             if self._columns:
                 found = chosen(found, self._columns)
-            text = encode(found)
             if not is_first:
                 parts.append(b",")
             is_first = False
-            parts.append(text)
-            size += len(text)
-            if size >= PART_BYTES or self._slices.is_over:
-                yield b"".join(parts)
-                parts.clear()
-                size = 0
-                self._slices.begin()
+            for text in encode_in_pieces(found):
+                parts.append(text)
+                size += len(text)
+                if size >= PART_BYTES or self._slices.is_over:
+                    yield b"".join(parts)
+                    parts.clear()
+                    size = 0
+                    self._slices.begin()
         parts.append(end)
         yield b"".join(parts)
 

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import base64
+import codecs
 import json
 import math
-from collections.abc import Mapping
+import os
+from collections.abc import Iterator, Mapping
 from datetime import datetime
 from decimal import Decimal
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from trivium.common.values import HeaderValue
 from trivium.management.endpoints import BadRequest
@@ -30,12 +32,79 @@ TEXTS: Final = {
     "app_id": "app_id",
 }
 
-_encoder: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False)
+#: Bytes of a payload that are written at once, in a moment; whole groups of base64 (192 KiB).
+PIECE_BYTES: Final = 192 * 1024
+
+
+class LongText:
+    """Text in an answer that is made of bytes piece by piece: they are UTF-8, or it is their
+    base64."""
+
+    def __init__(self, data: bytes, is_text: bool) -> None:
+        self._data = data
+        self._is_text = is_text
+
+    def pieces(self) -> Iterator[bytes]:
+        """What stands between the quotes."""
+        data = memoryview(self._data)
+        decoder = codecs.getincrementaldecoder("utf-8")()
+        for at in range(0, len(data), PIECE_BYTES):
+            piece = data[at : at + PIECE_BYTES]
+            if self._is_text:
+                yield _encoder.encode(decoder.decode(piece))[1:-1].encode()
+            else:
+                yield base64.b64encode(piece)
+
+    def whole(self) -> str:
+        """All of it, in one turn."""
+        return self._data.decode() if self._is_text else base64.b64encode(self._data).decode()
+
+
+def _whole(value: object) -> str:
+    if isinstance(value, LongText):
+        return value.whole()
+    raise TypeError(f"JSON has no {type(value).__name__}")
+
+
+_encoder: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_whole)
+#: What stands for a long text meanwhile. It is drawn, so that nobody has it as a text.
+_MARK: Final = os.urandom(16).hex()
 
 
 def encode(value: object) -> bytes:
     """The JSON text of what consists of JSON's own types, in ASCII."""
     return _encoder.encode(value).encode()
+
+
+def encode_in_pieces(value: object) -> Iterator[bytes]:
+    """``encode``, with the pieces of long texts one by one."""
+    texts: list[LongText] = []
+
+    def mark(each: object) -> str:
+        if not isinstance(each, LongText):
+            return _whole(each)
+        texts.append(each)
+        return _MARK
+
+    encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=mark)
+    between = encoder.encode(value).encode().split(_MARK.encode())
+    yield between[0]
+    for text, behind in zip(texts, between[1:], strict=True):
+        yield from text.pieces()
+        yield behind
+
+
+def text_or_base64(data: bytes) -> tuple[str | None, str]:
+    """Bytes as text, None where they are none, and in base64. Long ones are LongText: whoever sends
+    them does so by ``encode_in_pieces``."""
+    try:
+        text = data.decode()
+    except UnicodeDecodeError:
+        text = None
+    if len(data) <= PIECE_BYTES:
+        return text, base64.b64encode(data).decode()
+    shown_text = None if text is None else cast("str", LongText(data, True))
+    return shown_text, cast("str", LongText(data, False))
 
 
 def texts_in(properties: Properties) -> dict[str, object]:

@@ -64,14 +64,21 @@ class QueueView:
     unused_ms: int = 0
 
 
+def arguments_of(item: Queue | Stream) -> dict[str, HeaderValue]:
+    """The arguments with which AMQP would declare it."""
+    if isinstance(item, Queue):
+        return item.arguments
+    arguments = {QUEUE_TYPE: STREAM, **item.arguments}
+    # To other protocols the argument is unknown: one of theirs says nothing.
+    arguments.pop(PARTITIONS, None)
+    if len(item.partitions) > 1:
+        arguments[PARTITIONS] = len(item.partitions)
+    return arguments
+
+
 def view_queue(vhost: VirtualHost, item: Queue | Stream) -> QueueView:
     """One of a virtual host."""
     if isinstance(item, Stream):
-        arguments = {QUEUE_TYPE: STREAM, **item.arguments}
-        # To other protocols the argument is unknown: one of theirs says nothing.
-        arguments.pop(PARTITIONS, None)
-        if len(item.partitions) > 1:
-            arguments[PARTITIONS] = len(item.partitions)
         return QueueView(
             vhost=vhost.name,
             name=item.name,
@@ -79,7 +86,7 @@ def view_queue(vhost: VirtualHost, item: Queue | Stream) -> QueueView:
             durable=True,
             auto_delete=False,
             owner=None,
-            arguments=arguments,
+            arguments=arguments_of(item),
             adapter="",
             ready=item.record_count,
             unsettled=0,
@@ -101,11 +108,12 @@ def view_queue(vhost: VirtualHost, item: Queue | Stream) -> QueueView:
         ready_bytes=item.ready.bytes,
         consumers=item.consumers.present(),
         policies=vhost.policies.in_force(item.name, kind_of(item.arguments)),
-        unused_ms=_unused_ms(item),
+        unused_ms=unused_ms(item),
     )
 
 
-def _unused_ms(queue: Queue) -> int:
+def unused_ms(queue: Queue) -> int:
+    """``QueueView.unused_ms``."""
     if queue.counters is not NOTHING_COUNTED or len(queue) or queue.unsettled:
         return 0
     return queue.used_at + queue.vhost.broker.clock_offset

@@ -38,6 +38,13 @@ PROTOCOL_NATIVE: Final = 3
 #: by none of them, as those of operators: ``trivium.messages.neutral``
 PROTOCOL_NEUTRAL: Final = 4
 
+#: ``Message.traced``, whether it belongs to a trace that is sampled: nobody has asked and nobody
+#: needs to, as it was made by its publisher's adapter; it does not; its header says; it does.
+FRESH: Final[i64] = 0
+UNSAMPLED: Final[i64] = 1
+UNKNOWN: Final[i64] = 2
+SAMPLED: Final[i64] = 3
+
 _PERSISTENT: Final = 4
 _RETAIN: Final = 8
 _ANNOTATED: Final = 16
@@ -245,8 +252,10 @@ class Message:
         self.insists = insists
         #: queues in a row that gave it up, since a client had it
         self.hops = hops
-        #: whether it belongs to a sampled trace: a constant of ``trivium.messages.tracing``
-        self.traced: i64 = 0
+        #: FRESH, UNSAMPLED, UNKNOWN or SAMPLED
+        self.traced: i64 = FRESH
+        #: what is known to who follows it (``trivium.messages.tracing.Tracer``)
+        self.trace: object = None
         self._record: bytes | None = None
         self._properties: Properties | None = None
         #: encodings made for readers, by a number that the reading adapter chooses
@@ -458,6 +467,7 @@ def decode_record(record: bytes) -> Message:
         record[3],
     )
     message._record = record
+    message.traced = UNKNOWN
     return message
 
 

@@ -13,12 +13,7 @@ from typing import Final
 
 from mypy_extensions import i64, mypyc_attr
 
-from trivium.messages.message import Message
-
-#: ``Message.traced``: nobody has looked; it belongs to none that is sampled; it does.
-UNKNOWN: Final[i64] = 0
-UNSAMPLED: Final[i64] = 1
-SAMPLED: Final[i64] = 2
+from trivium.messages.message import FRESH, SAMPLED, UNKNOWN, UNSAMPLED, Message
 
 #: What a client does with a delivery.
 ACKNOWLEDGED: Final = "ack"
@@ -114,7 +109,7 @@ class Tracer:
 
     def samples(self, message: Message) -> bool:
         """Whether to follow a message that is published; asked again it is no."""
-        if message.traced != UNKNOWN:
+        if message.traced != FRESH:
             return False
         header = message.header
         if len(header) and self._follows and self.may_have_context(header):
@@ -150,9 +145,6 @@ class Tracer:
         header = messages[0].header
         if len(header) and self.may_have_context(header):
             return [self.begin(each, vhost) for each in messages if self.samples(each)]
-        # Now, so that nobody has to look at the others when they leave and are settled.
-        for each in messages:
-            each.traced = UNSAMPLED
         count: i64 = len(messages)
         left = self._left
         if left > count:

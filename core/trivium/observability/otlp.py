@@ -22,16 +22,12 @@ _KNOWN: Final = 0x100
 _REMOTE: Final = 0x200
 
 #: the tags of a span, and of an attribute of one
-_SPAN: Final[i64] = 2 << 3 | 2
+_SPAN: Final[u8] = 2 << 3 | 2
 _ATTRIBUTE: Final[i64] = 9 << 3 | 2
 
 #: the tags of what spans are in: those of a scope, and those of a resource
 _SCOPE_SPANS: Final = b"\x12"
 _RESOURCE_SPANS: Final = b"\x0a"
-
-#: By the size of a span.
-_heads: Final[dict[int, bytes]] = {}
-_MAX_HEADS: Final = 4096
 
 #: the status of one that failed
 _ERROR: Final = b"\x18\x02"
@@ -108,43 +104,50 @@ def named(name: str, kind: int) -> bytes:
     return field(5, name.encode("utf-8", "replace")) + b"\x30" + varint(kind)
 
 
+def flags(is_remote: bool) -> bytes:
+    """The flags of a span whose parent, if it has one, is of another program or of this one."""
+    value: i32 = _SAMPLED | _KNOWN | (_REMOTE if is_remote else 0)
+    writer = BytesWriter()
+    writer.write(b"\x85\x01")
+    write_i32_le(writer, value)
+    return writer.getvalue()
+
+
 def encode_span(
     trace_id: bytes,
-    span_id: bytes,
-    parent: bytes,
-    is_remote: bool,
-    state: str,
+    span_id: i64,
+    parent: i64,
     begin_ns: i64,
     end_ns: i64,
     parts: bytes,
+    state: str,
     error: str,
 ) -> bytes:
-    """A span; ``parent`` is empty for the first of a trace, ``parts`` are other fields of it.
-
-    ``error`` is ``error.type``, empty where all went well.
-    """
+    """A span; ``parts`` are other fields of it, ``error`` is ``error.type``, empty where all went
+    well. Identifiers of spans are numbers of 8 bytes, little-endian; ``parent`` is 0 for the first
+    of a trace."""
     writer = BytesWriter()
-    writer.write(b"\x0a\x10")
+    writer.append(0x0A)
+    writer.append(16)
     writer.write(trace_id)
-    writer.write(b"\x12\x08")
-    writer.write(span_id)
-    if len(parent):
-        writer.write(b"\x22\x08")
-        writer.write(parent)
+    writer.append(0x12)
+    writer.append(8)
+    write_i64_le(writer, span_id)
+    if parent:
+        writer.append(0x22)
+        writer.append(8)
+        write_i64_le(writer, parent)
     writer.append(0x39)
     write_i64_le(writer, begin_ns)
     writer.append(0x41)
     write_i64_le(writer, end_ns)
-    flags: i32 = _SAMPLED | _KNOWN | (_REMOTE if is_remote else 0)
-    writer.write(b"\x85\x01")
-    write_i32_le(writer, flags)
-    writer.write(parts)
     if state:
         writer.write(field(3, state.encode("utf-8", "replace")))
     if error:
         writer.write(text_attribute(9, "error.type", error))
         writer.write(field(15, _ERROR))
-    return writer.getvalue()
+    # Most of a span: it would outgrow the writer.
+    return writer.getvalue() + parts
 
 
 class Spans:
@@ -178,27 +181,16 @@ class Spans:
 
 
 def encode_request(resource: dict[str, str], scope: tuple[str, str], spans: list[bytes]) -> bytes:
-    """The body of a request to a collector (an export request): the spans are copied once."""
+    """The body of a request to a collector (an export request)."""
     about = b"".join([text_attribute(1, key, value) for key, value in resource.items()])
     name, version = scope
-    scope_field = field(1, field(1, name.encode()) + field(2, version.encode()))
-    size: i64 = len(scope_field)
-    parts = [b""]
+    writer = BytesWriter()
+    writer.write(field(1, field(1, name.encode()) + field(2, version.encode())))
     for span in spans:
-        head = _head_of(len(span))
-        size += len(head) + len(span)
-        parts.append(head)
-        parts.append(span)
-    before = field(1, about) + _SCOPE_SPANS + varint(size)
-    parts[0] = _RESOURCE_SPANS + varint(len(before) + size) + before + scope_field
-    return b"".join(parts)
-
-
-def _head_of(size: i64) -> bytes:
-    """What stands before a span of so many bytes."""
-    found = _heads.get(size)
-    if found is None:
-        found = varint(_SPAN) + varint(size)
-        if len(_heads) < _MAX_HEADS:
-            _heads[size] = found
-    return found
+        writer.append(_SPAN)
+        write_varint(writer, len(span))
+        writer.write(span)
+    scope_spans = writer.getvalue()
+    before = field(1, about) + _SCOPE_SPANS + varint(len(scope_spans))
+    head = _RESOURCE_SPANS + varint(len(before) + len(scope_spans)) + before
+    return head + scope_spans

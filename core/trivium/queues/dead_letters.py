@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Final, cast
 
 from trivium.common.timers import Timed
 from trivium.host import Host
-from trivium.messages.message import Address, HeaderValue, Message, codec_of
+from trivium.messages.message import UNKNOWN, Address, HeaderValue, Message, codec_of
 from trivium.routing.exchanges import REJECTED, Destination
 
 if TYPE_CHECKING:
@@ -319,6 +319,7 @@ def _dead_letter(
         insists=message.insists,
         hops=hops,
     )
+    dead.traced = UNKNOWN
     return dead, keys, left
 
 

@@ -6,8 +6,8 @@ from trivium.common.quotas import QUEUED_BYTES, QUEUES, VHOST, Account
 from trivium.errors import AccessRefused, QuotaExceeded
 from trivium.host import Host
 from trivium.idempotence.deduplication import Deduplication
-from trivium.messages.message import Message
-from trivium.messages.tracing import UNSAMPLED, Tracer
+from trivium.messages.message import UNSAMPLED, Message
+from trivium.messages.tracing import Tracer
 from trivium.queues.dead_letters import DeadLetters
 from trivium.queues.head_walk import HeadWalk
 from trivium.queues.queue import Queue
@@ -48,7 +48,7 @@ class QueueNamespace:
 
     def shows(self, message: Message) -> bool:
         """Whether somebody may look at this message, where somebody does at all."""
-        return self.tap is not None or message.traced != UNSAMPLED
+        return self.tap is not None or message.traced > UNSAMPLED
 
     def delivered(
         self,

@@ -21,8 +21,8 @@ from trivium.common.quotas import Account
 from trivium.common.turns import EndOfTurn
 from trivium.errors import AccessRefused
 from trivium.idempotence.deduplication import QUEUE, deduplication_id
-from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, HeaderValue, Message
-from trivium.messages.tracing import ACKNOWLEDGED, REJECTED_BY_CLIENT, REQUEUED, UNSAMPLED
+from trivium.messages.message import AT_MOST_ONCE, EXACTLY_ONCE, UNSAMPLED, HeaderValue, Message
+from trivium.messages.tracing import ACKNOWLEDGED, REJECTED_BY_CLIENT, REQUEUED
 from trivium.queues.consumers import NOBODY, Consumer, Rotation
 from trivium.queues.dead_letters import DELIVERY_LIMIT, MAXLEN, REJECTED_REASON, DeadLetter
 from trivium.queues.given_up import PURGED, GivenUp
@@ -324,7 +324,7 @@ class Queue(Destination):
         consumer.deliver(entry)
         vhost = self.vhost
         # As ``shows`` says it, which would be a call for each message.
-        if vhost.is_watched and (entry.message.traced != UNSAMPLED or vhost.tap is not None):
+        if vhost.is_watched and (entry.message.traced > UNSAMPLED or vhost.tap is not None):
             _tell_delivered(self, consumer, entry)
         if consumer.settles_on_delivery or (
             (not self._is_plain or entry.message.insists)
@@ -413,7 +413,7 @@ class Queue(Destination):
         """The entry is done with, durable with this write batch. Again makes no difference."""
         if entry.is_settled:
             return
-        if self.vhost.is_watched and entry.message.traced != UNSAMPLED:
+        if self.vhost.is_watched and entry.message.traced > UNSAMPLED:
             _tell_settled(self, entry, ACKNOWLEDGED)
         entry.is_settled = True
         self.unsettled -= 1

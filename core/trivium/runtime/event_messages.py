@@ -18,12 +18,12 @@ from trivium.common.values import HeaderValue
 from trivium.messages.message import (
     AT_LEAST_ONCE,
     PROTOCOL_NEUTRAL,
+    UNSAMPLED,
     Address,
     Message,
     Properties,
 )
 from trivium.messages.neutral import encode_neutral
-from trivium.messages.tracing import UNSAMPLED
 from trivium.observability.api import ApiRequest
 from trivium.runtime.adapter import Connection
 from trivium.runtime.virtual_hosts import DEFAULT_VHOST

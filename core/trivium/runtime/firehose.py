@@ -20,12 +20,12 @@ from trivium.host import NODE
 from trivium.messages.message import (
     AT_MOST_ONCE,
     PROTOCOL_NEUTRAL,
+    UNSAMPLED,
     Message,
     Properties,
     codec_of,
 )
 from trivium.messages.neutral import encode_neutral
-from trivium.messages.tracing import UNSAMPLED
 from trivium.observability.api import ApiRequest
 from trivium.routing.exchanges import Destination, Route
 from trivium.routing.taps import Tap

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final
 from trivium.common.counters import Traffic
 from trivium.common.quotas import CONNECTIONS, LISTENER, USER, VHOST, Account
 from trivium.observability.metrics import ROWS_AT_ONCE, Metric, Row, label
+from trivium.queues.dead_letters import DEAD_LETTER_REASONS
+from trivium.queues.given_up import DROP_REASONS
 from trivium.queues.waiting import count_waiting
 from trivium.runtime.adapter import Connection, connection_name
 from trivium.vhost.totals import Totals
@@ -82,8 +84,11 @@ def _totals_metrics(of: str) -> tuple[Metric, ...]:
     )
 
 
-def _totals_row(totals: Totals, labels: str) -> Row:
-    """As ``_totals_metrics`` has them; reasons that there were."""
+def _totals_row(
+    totals: Totals, labels: str, dead: tuple[str, ...] = (), dropped: tuple[str, ...] = ()
+) -> Row:
+    """As ``_totals_metrics`` has them; with the reasons that there were, and these at 0: a rate
+    needs to have seen a counter at 0."""
     row: Row = [
         (0, labels, totals.published),
         (1, labels, totals.refused),
@@ -95,8 +100,11 @@ def _totals_row(totals: Totals, labels: str) -> Row:
         (5, labels, totals.acknowledged),
         (6, labels, totals.expired),
     ]
-    for index, counts in ((7, totals.dead_lettered), (8, totals.dropped)):
-        for reason, count in counts.items():
+    for index, reasons, counts in (
+        (7, dead, totals.dead_lettered),
+        (8, dropped, totals.dropped),
+    ):
+        for reason, count in {**dict.fromkeys(reasons, 0), **counts}.items():
             row.append((index, f'{labels},reason="{reason}"', count))
     return row
 
@@ -107,7 +115,8 @@ def _queue_delivery(broker: Broker, vhosts: list[VirtualHost]) -> Iterator[Row]:
             labels = f"{label('vhost', vhost.name)},{label('queue', queue.name)}"
             totals = Totals()
             totals.add(queue)
-            yield _totals_row(totals, labels)
+            has_exchange = queue.settings.dead_letter_exchange is not None
+            yield _totals_row(totals, labels, DEAD_LETTER_REASONS if has_exchange else ())
 
 
 # Exchanges
@@ -221,7 +230,7 @@ def _vhosts(broker: Broker, vhosts: list[VirtualHost]) -> Iterator[Row]:
             (labels, totals.appended),
             (labels, totals.records_read),
         )
-        row = _totals_row(totals, labels)
+        row = _totals_row(totals, labels, DEAD_LETTER_REASONS, DROP_REASONS)
         row += [(_FIRST + index, shown, value) for index, (shown, value) in enumerate(counts)]
         row.append((_FIRST + 4, f'{labels},state="unsettled"', unsettled))
         yield row

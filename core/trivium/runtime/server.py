@@ -118,7 +118,7 @@ class Server:
         if config.endpoint:
             self.spans = SpanExporter(config)
             self.broker.virtual_hosts.tracer = MessageTracer(
-                self.broker, config.sample_ratio, config.parent_based, self.spans.spans.add
+                self.broker, config.sample_ratio, config.parent_based, self.spans.spans
             )
 
     async def _stop_tracing(self) -> None:

@@ -3,24 +3,25 @@ of messages that belong to it, by OpenTelemetry's conventions for messaging.
 
 A message that is published takes the span of its publish as its context with it, so that what its
 consumer does comes under that, and what the broker does with it later too, also after a restart.
-Spans are made as the bytes that a collector gets and given to a sink, which must not wait.
+Spans are made as the bytes that a collector gets, and wait for whoever sends them.
 """
 
 from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Callable
 from time import time_ns
 from typing import TYPE_CHECKING, Final
 
-from librt.strings import BytesWriter
+from librt.strings import BytesWriter, read_i64_le
 from mypy_extensions import i64
 
-from trivium.messages.message import Message, codec_of
+from trivium.messages.message import UNSAMPLED, Address, Message, codec_of
 from trivium.messages.tracing import (
+    ACKNOWLEDGED,
+    REJECTED_BY_CLIENT,
+    REQUEUED,
     TRACEPARENT,
-    UNSAMPLED,
     Span,
     TraceContext,
     Tracer,
@@ -30,7 +31,9 @@ from trivium.observability.api import ApiRequest
 from trivium.observability.otlp import (
     INTERNAL,
     SERVER,
+    Spans,
     encode_span,
+    flags,
     key_of,
     named,
     text_attribute,
@@ -47,12 +50,9 @@ if TYPE_CHECKING:
 
 #: Sets of attributes that are remembered; emptied when full.
 _MAX_PARTS: Final = 1024
-#: Deliveries that are remembered until they are settled; of more the oldest are forgotten.
-_MAX_HELD: Final = 8192
-#: Contexts of messages that are remembered, as many as deliveries, and bytes of properties that may
-#: have one; emptied when full.
-_MAX_KNOWN: Final = 8192
-_MAX_HEADER: Final = 512
+#: Deliveries of a message that are remembered until they are settled; of more the oldest are
+#: forgotten.
+_MAX_HELD: Final = 64
 #: Random bytes that are fetched together.
 _RANDOM: Final = 4096
 #: Characters of an attribute.
@@ -69,28 +69,27 @@ _MESSAGE_ID: Final[bytes] = key_of("messaging.message.id")
 _CONVERSATION_ID: Final[bytes] = key_of("messaging.message.conversation_id")
 _PORT: Final[bytes] = key_of("network.peer.port")
 
-#: What is done -> kind of span, ``messaging.operation.type`` ("" where the conventions have none).
-_OPERATIONS: Final[dict[str, tuple[int, str]]] = {
-    "publish": (SERVER, "send"),
-    "store": (INTERNAL, ""),
-    "deliver": (SERVER, "receive"),
-    "ack": (SERVER, "settle"),
-    "reject": (SERVER, "settle"),
-    "requeue": (SERVER, "settle"),
-}
 
+class _Followed(Span):
+    """A message that is followed: what its spans have in common, and its publish, which is under
+    way or waits for the disk. Identifiers of spans are numbers of 8 bytes, little-endian."""
 
-class _Publish(Span):
-    """A publish that is under way, or waits for the disk."""
-
-    def __init__(self, context: TraceContext, parent: bytes, parts: bytes, exchange: str) -> None:
-        self.context = context
-        self.parent = parent
-        self.parts = parts
-        self.exchange = exchange
-        self.begin_ns = time_ns()
+    def __init__(self, trace_id: bytes, span_id: i64, state: str, identifiers: bytes) -> None:
+        self.trace_id = trace_id
+        #: that of its publish, and ``tracestate``
+        self.span_id = span_id
+        self.state = state
+        #: attributes of its spans
+        self.identifiers = identifiers
+        #: deliveries that are to be settled
+        self.held: list[_Held] | None = None
+        #: the span that its publisher named, 0 for none; attributes of the publish
+        self.parent: i64 = 0
+        self.parts = b""
+        self.exchange = ""
+        self.begin_ns: i64 = 0
         #: when it had its places, and the write batch that these wait for
-        self.placed_ns = 0
+        self.placed_ns: i64 = 0
         self.write_batch = 0
 
 
@@ -98,7 +97,7 @@ class _Waiting(DurabilityWaiter):
     """Ends publishes when the disk has them."""
 
     def __init__(self, tracer: MessageTracer) -> None:
-        self.publishes: deque[_Publish] = deque()
+        self.publishes: deque[_Followed] = deque()
         self._tracer = tracer
 
     def write_batch_durable(self, write_batch: int) -> None:
@@ -110,41 +109,44 @@ class _Waiting(DurabilityWaiter):
             self._tracer.end(publish, now, "")
 
 
-class _Known:
-    """What is known of a message by its property bytes."""
-
-    def __init__(self, context: TraceContext, identifiers: bytes) -> None:
-        self.context = context
-        #: attributes of its spans
-        self.identifiers = identifiers
-
-
 class _Template:
     """Property bytes as a publisher gives them to one message after the other.
 
     What they have with a context in them is the same but for that, which has always as many bytes.
     """
 
-    def __init__(self, protocol: int, given: bytes, identifiers: bytes, drawn: bytes) -> None:
+    def __init__(self, protocol: int, given: bytes, identifiers: bytes) -> None:
         self.protocol = protocol
         self.given = given
         #: attributes of spans
         self.identifiers = identifiers
         # Drawn, so that nothing else in them is the same.
-        any_ = TraceContext(drawn[:16], drawn[16:], True).header()
+        any_ = TraceContext(os.urandom(16), os.urandom(8), True).header()
         header = codec_of(protocol).with_header(given, TRACEPARENT, any_)
         self.takes_context = len(header) > 0
         #: what is around the digits of trace and span, and the hyphen between them
         self.before, _, self.behind = header.partition(any_[3:-3].encode())
 
 
-class _Last:
-    """What the last span of an operation had in common with others."""
+class _Operation:
+    """Spans of one kind, and the fields of the last of them: most often those of the next."""
 
-    def __init__(self) -> None:
+    def __init__(self, name: str, kind: int, type_: str) -> None:
+        self.name = name
+        self.kind = kind
+        self.type_ = type_
         self.destination = ""
         #: of the client; -1: there was none
         self.number: i64 = -1
+        #: what those have in common that have these
+        self.known = b""
+        #: what the last one was made of, of these and others
+        self.common = b""
+        self.vhost = ""
+        self.address: Address | None = None
+        self.size = -1
+        self.identifiers = b""
+        #: what those have that have all of this
         self.parts = b""
 
 
@@ -157,24 +159,25 @@ class _Held:
 
 
 class MessageTracer(Tracer):
-    """That of one broker; ``sink`` gets its spans."""
+    """That of one broker; its spans wait in ``spans``."""
 
-    def __init__(
-        self, broker: Host, ratio: float, follows: bool, sink: Callable[[bytes], None]
-    ) -> None:
+    def __init__(self, broker: Host, ratio: float, follows: bool, spans: Spans) -> None:
         super().__init__(ratio, follows)
         self._broker = broker
-        self._sink = sink
+        self._spans = spans
         self._waiting = _Waiting(self)
-        self._held: dict[int, _Held] = {}
-        self._known: dict[bytes, _Known] = {}
-        self._parts: dict[tuple[str, str, int], bytes] = {}
-        # Those that were used last.
-        self._last = {operation: _Last() for operation in _OPERATIONS}
+        self._commons: dict[tuple[str, str, int], bytes] = {}
+        # With the type that the conventions have for it, "" for none.
+        self._publish = _Operation("publish", SERVER, "send")
+        self._store = _Operation("store", INTERNAL, "")
+        self._deliver = _Operation("deliver", SERVER, "receive")
+        self._settlements = {
+            how: _Operation(how, SERVER, "settle")
+            for how in (ACKNOWLEDGED, REJECTED_BY_CLIENT, REQUEUED)
+        }
         # That of the last message that was followed.
         self._template: _Template | None = None
         self._random = b""
-        self._digits = b""
         self._random_at: i64 = 0
 
     # Publishing
@@ -184,34 +187,53 @@ class MessageTracer(Tracer):
         parent = None
         if len(given) and self.may_have_context(given):
             parent = context_of(message)
+        drawn = self._draw(24)
         if parent is None:
-            trace_id, trace_digits, state = self._draw(16), self._drawn_digits(16), ""
+            digits, trace_id, state = drawn.hex("-", -16).encode(), drawn[:16], ""
         else:
-            trace_id, trace_digits = parent.trace_id, parent.trace_id.hex().encode()
-            state = parent.state
-        context = TraceContext(trace_id, self._draw(8), True, state)
-        span_digits = self._drawn_digits(8)
-        exchange = message.address.exchange or "amq.default"
+            trace_id, state = parent.trace_id, parent.state
+            digits = (trace_id + drawn[16:]).hex("-", -16).encode()
         template = self._template_of(message, given)
-        identifiers = template.identifiers
-        writer = BytesWriter()
-        writer.write(self._common("publish", exchange, self._broker.events.serving))
-        write_text(writer, _VHOST, vhost.encode())
-        write_text(writer, _KEY, _cut(message.address.key))
-        write_number(writer, _BODY_SIZE, message.size)
-        writer.write(identifiers)
+        followed = _Followed(trace_id, read_i64_le(drawn, 16), state, template.identifiers)
+        if parent is not None:
+            followed.parent = read_i64_le(parent.span_id, 0)
+        followed.exchange = exchange = message.address.exchange or "amq.default"
+        followed.parts = self._parts_of_publish(message, vhost, exchange, template.identifiers)
         if template.takes_context:
-            header = template.before + trace_digits + b"-" + span_digits + template.behind
-            message.set_header(header)
-            self._remember(header, _Known(context, identifiers))
+            message.set_header(b"".join((template.before, digits, template.behind)))
+            message.trace = followed
         else:
             # Nobody would find it again.
             message.traced = UNSAMPLED
-        before = b"" if parent is None else parent.span_id
-        return _Publish(context, before, writer.getvalue(), exchange)
+        followed.begin_ns = time_ns()
+        return followed
+
+    def _parts_of_publish(
+        self, message: Message, vhost: str, exchange: str, identifiers: bytes
+    ) -> bytes:
+        last = self._publish
+        address, size = message.address, message.size
+        common = self._common(last, exchange, self._broker.events.serving)
+        if (
+            common is not last.common
+            or address is not last.address
+            or size != last.size
+            or identifiers != last.identifiers
+            or vhost != last.vhost
+        ):
+            last.common, last.address, last.size = common, address, size
+            last.identifiers, last.vhost = identifiers, vhost
+            writer = BytesWriter()
+            writer.write(common)
+            write_text(writer, _VHOST, vhost.encode())
+            write_text(writer, _KEY, _cut(address.key))
+            write_number(writer, _BODY_SIZE, size)
+            writer.write(identifiers)
+            last.parts = writer.getvalue()
+        return last.parts
 
     def published(self, span: Span, result: int) -> None:
-        assert isinstance(span, _Publish)
+        assert isinstance(span, _Followed)
         now = time_ns()
         if result > self._broker.storage.durable:
             span.placed_ns = now
@@ -221,27 +243,25 @@ class MessageTracer(Tracer):
         error = "rejected" if result == REJECTED else ""
         self.end(span, now, "unroutable" if result == UNROUTABLE else error)
 
-    def end(self, span: _Publish, now_ns: int, error: str) -> None:
+    def end(self, span: _Followed, now_ns: i64, error: str) -> None:
         """A publish is over, at this time."""
-        context = span.context
-        self._sink(
+        self._spans.add(
             encode_span(
-                context.trace_id,
-                context.span_id,
+                span.trace_id,
+                span.span_id,
                 span.parent,
-                True,
-                context.state,
                 span.begin_ns,
                 now_ns,
                 span.parts,
+                span.state,
                 error,
             )
         )
 
-    def stored(self, span: _Publish, now_ns: int) -> None:
+    def stored(self, span: _Followed, now_ns: i64) -> None:
         """What a publish brought is on the disk."""
-        parts = self._common("store", span.exchange, None)
-        self._add(span.context, span.placed_ns, now_ns, parts, False)
+        parts = self._common(self._store, span.exchange, None)
+        self._add(span, span.placed_ns, now_ns, parts)
 
     # Delivery
 
@@ -253,132 +273,134 @@ class MessageTracer(Tracer):
         connection: object,
         entry: object,
     ) -> None:
-        known = self._known_of(message)
-        if known is None:
+        followed = _followed(message)
+        if followed is None:
             return
         broker = self._broker
         client = broker.events.serving if connection is None else connection
+        last = self._deliver
+        common = self._common(last, queue, client)
+        size, identifiers = message.size, followed.identifiers
+        if common is not last.common or size != last.size or identifiers != last.identifiers:
+            last.common, last.size, last.identifiers = common, size, identifiers
+            writer = BytesWriter()
+            writer.write(common)
+            write_number(writer, _BODY_SIZE, size)
+            writer.write(identifiers)
+            last.parts = writer.getvalue()
         writer = BytesWriter()
-        writer.write(self._common("deliver", queue, client))
-        write_number(writer, _BODY_SIZE, message.size)
-        writer.write(known.identifiers)
+        write_number(writer, _WAITED, max(broker.now_ms - message.timestamp, 0))
         if is_redelivered:
             write_number(writer, _REDELIVERED, 1)
-        write_number(writer, _WAITED, max(broker.now_ms - message.timestamp, 0))
         now = time_ns()
-        self._add(known.context, now, now, writer.getvalue(), False)
+        self._add(followed, now, now, last.parts + writer.getvalue())
         if isinstance(entry, QueueEntry):
-            held = self._held
+            if followed.held is None:
+                followed.held = []
+            held = followed.held
             if len(held) >= _MAX_HELD:
-                del held[next(iter(held))]
-            held[id(entry)] = _Held(queue, entry.offset)
+                del held[0]
+            held.append(_Held(queue, entry.offset))
 
     def settled(self, entry: object, message: Message, queue: str, how: str) -> None:
-        number = id(entry)
-        held = self._held.get(number)
+        followed = message.trace
+        if not isinstance(followed, _Followed) or not isinstance(entry, QueueEntry):
+            return
+        held = followed.held
         if held is None:
             return
-        del self._held[number]
-        if not isinstance(entry, QueueEntry) or held.offset != entry.offset or held.queue != queue:
-            return
-        known = self._known_of(message)
-        if known is not None:
-            parts = self._common(how, queue, self._broker.events.serving)
-            now = time_ns()
-            self._add(known.context, now, now, parts, False)
-
-    def _known_of(self, message: Message) -> _Known | None:
-        """What is known of a message; None where it has no context."""
-        header = message.header
-        known = self._known.get(header)
-        if known is None:
-            context = context_of(message)
-            if context is not None:
-                known = _Known(context, _identifiers_of(message))
-                self._remember(header, known)
-        return known
+        for index, each in enumerate(held):
+            if each.offset == entry.offset and each.queue == queue:
+                del held[index]
+                client = self._broker.events.serving
+                parts = self._common(self._settlements[how], queue, client)
+                now = time_ns()
+                self._add(followed, now, now, parts)
+                return
 
     def _template_of(self, message: Message, given: bytes) -> _Template:
         template = self._template
         if template is None or template.protocol != message.protocol or template.given != given:
             identifiers = _identifiers_of(message) if len(given) else b""
-            template = self._template = _Template(
-                message.protocol, given, identifiers, self._draw(24)
-            )
+            template = self._template = _Template(message.protocol, given, identifiers)
         return template
-
-    def _remember(self, header: bytes, known: _Known) -> None:
-        if len(header) <= _MAX_HEADER:
-            if len(self._known) >= _MAX_KNOWN:
-                self._known.clear()
-            self._known[header] = known
 
     def _draw(self, size: i64) -> bytes:
         """Random bytes for an identifier."""
         at = self._random_at
         if at + size > len(self._random):
             self._random = os.urandom(_RANDOM)
-            self._digits = self._random.hex().encode()
             at = 0
         self._random_at = at + size
         return self._random[at : at + size]
 
-    def _drawn_digits(self, size: i64) -> bytes:
-        """What ``_draw`` has given last, as text."""
-        end = self._random_at * 2
-        return self._digits[end - size * 2 : end]
-
-    def _add(
-        self, parent: TraceContext, begin_ns: int, end_ns: int, parts: bytes, is_remote: bool
-    ) -> None:
-        self._sink(
+    def _add(self, parent: _Followed, begin_ns: i64, end_ns: i64, parts: bytes) -> None:
+        at = self._random_at
+        if at + 8 > len(self._random):
+            self._random = os.urandom(_RANDOM)
+            at = 0
+        self._random_at = at + 8
+        span_id = read_i64_le(self._random, at)
+        self._spans.add(
             encode_span(
-                parent.trace_id,
-                self._draw(8),
-                parent.span_id,
-                is_remote,
-                parent.state,
-                begin_ns,
-                end_ns,
-                parts,
-                "",
+                parent.trace_id, span_id, parent.span_id, begin_ns, end_ns, parts, parent.state, ""
             )
         )
 
-    def _common(self, operation: str, destination: str, client: object) -> bytes:
+    def _common(self, operation: _Operation, destination: str, client: object) -> bytes:
         """What all spans of an operation with a client and a destination have in common."""
         number: i64 = client.number if isinstance(client, Connection) else 0
-        last = self._last[operation]
         is_known = number != 0 or client is None
-        if is_known and last.number == number and last.destination == destination:
-            return last.parts
-        key = (operation, destination, int(number))
-        parts = self._parts.get(key)
-        if parts is not None and is_known:
-            last.destination, last.number, last.parts = destination, number, parts
-            return parts
-        kind, type_ = _OPERATIONS[operation]
-        name = destination[:_MAX_TEXT]
-        attributes = {
-            "messaging.system": "trivium",
-            "messaging.operation.name": operation,
-            "messaging.operation.type": type_,
-            "messaging.destination.name": name,
-            **_client_of(client),
-        }
-        port = attributes.pop("network.peer.port", "")
-        parts = named(f"{operation} {name}", kind) + b"".join(
-            [text_attribute(_ATTRIBUTE, each, text) for each, text in attributes.items() if text]
-        )
-        if port.isascii() and port.isdigit():
-            writer = BytesWriter()
-            write_number(writer, _PORT, int(port))
-            parts += writer.getvalue()
+        if is_known and operation.number == number and operation.destination == destination:
+            return operation.known
+        key = (operation.name, destination, int(number))
+        found = self._commons.get(key) if is_known else None
+        if found is None:
+            found = _fields_of(operation, destination, client)
+            if is_known:
+                if len(self._commons) >= _MAX_PARTS:
+                    self._commons.clear()
+                self._commons[key] = found
         if is_known:
-            if len(self._parts) >= _MAX_PARTS:
-                self._parts.clear()
-            self._parts[key] = parts
-        return parts
+            operation.destination, operation.number, operation.known = destination, number, found
+        return found
+
+
+def _followed(message: Message) -> _Followed | None:
+    """What is known of a message that is followed; None where it has no context."""
+    followed = message.trace
+    if isinstance(followed, _Followed):
+        return followed
+    context = context_of(message)
+    if context is None:
+        return None
+    span_id = read_i64_le(context.span_id, 0)
+    found = _Followed(context.trace_id, span_id, context.state, _identifiers_of(message))
+    message.trace = found
+    return found
+
+
+def _fields_of(operation: _Operation, destination: str, client: object) -> bytes:
+    name = destination[:_MAX_TEXT]
+    attributes = {
+        "messaging.system": "trivium",
+        "messaging.operation.name": operation.name,
+        "messaging.operation.type": operation.type_,
+        "messaging.destination.name": name,
+        **_client_of(client),
+    }
+    port = attributes.pop("network.peer.port", "")
+    fields = named(f"{operation.name} {name}", operation.kind)
+    # The span of a publish is a child of whatever its publisher names, or of none.
+    fields += flags(operation.name == "publish")
+    fields += b"".join(
+        [text_attribute(_ATTRIBUTE, each, text) for each, text in attributes.items() if text]
+    )
+    if port.isascii() and port.isdigit():
+        writer = BytesWriter()
+        write_number(writer, _PORT, int(port))
+        fields += writer.getvalue()
+    return fields
 
 
 def _client_of(client: object) -> dict[str, str]:

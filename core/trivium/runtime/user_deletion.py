@@ -59,6 +59,7 @@ class UserDeletion(Timed):
             self._forget_settings()
             broker.events.serving = serving
             broker.users.deleted(self._name)
+            broker.quotas.deleted(USER, self._name)
             self._done()
 
     def _all_parts(self) -> Iterator[int]:

@@ -17,7 +17,7 @@ from librt.strings import read_i32_le, read_i64_le
 from mypy_extensions import i64
 
 from trivium.messages.large import LARGE_PAYLOAD, Content, LargePayload
-from trivium.messages.message import Address, Message
+from trivium.messages.message import UNKNOWN, Address, Message
 from trivium.streams.compression import CompressionError, decompress
 from trivium.streams.record_encoder import (
     KEY_HEADER,
@@ -329,7 +329,7 @@ class RecordBatch:
         if address is None or key != address.key or exchange != self._exchange:
             address = self._address = Address(exchange.decode("utf-8", "replace"), key)
             self._exchange = exchange
-        return Message(
+        message = Message(
             self.integer(PROTOCOL, row),
             address,
             self.binary(SOURCE_HEADER, row) or b"",
@@ -341,6 +341,8 @@ class RecordBatch:
             flags & RETAIN != 0,
             self.integer(PRIORITY, row),
         )
+        message.traced = UNKNOWN
+        return message
 
     def _payload(self, row: i64) -> Content:
         """One payload; a large one is a part of the batch."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
 from trivium.common.values import pack, unpack
-from trivium.messages.message import Message
+from trivium.messages.message import UNKNOWN, Message
 from trivium.queues.queue import Consumer, Queue
 from trivium.queues.sub_queues import QueueEntry
 from trivium.queues.waiting import count_waiting
@@ -122,6 +122,7 @@ class Delays(Consumer):
             delayed.origin,
             insists=delayed.insists,
         )
+        message.traced = UNKNOWN
         copies: list[bytes] = unpack(entry.annotation) if entry.annotation else []
         route = vhost.route_all(exchange, [delayed.address.key, *copies], message)
         earlier = self._left.pop(entry, None)

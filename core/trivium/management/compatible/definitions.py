@@ -419,8 +419,10 @@ class Import(Timed):
             algorithm = entry.get("hashing_algorithm")
             stored = imported(text_of(entry, "password_hash"), str(algorithm or ""))
         known = self._broker.users.find(name)
-        if known is not None and stored in ("", known.stored):
-            # It may have a password that the document cannot say.
+        says_nothing = not stored and "password_hash" in entry
+        if known is not None and (says_nothing or stored == known.stored):
+            # It may have a password that the document cannot say; its hash is empty then. Without
+            # hash and password the document takes the password away, as for RabbitMQ.
             stored, scram = known.stored, scram or known.scram
         put_user(self._broker, name, stored, tags_of(entry.get("tags", [])), scram)
         limits = table_of(entry, "limits")

@@ -21,6 +21,7 @@ from trivium.management.values import (
     shown,
     table_of,
     text_of,
+    text_or_base64,
     texts_in,
 )
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
@@ -209,12 +210,8 @@ class _Taken:
 
 
 def _encoded(payload: bytes, encoding: str) -> tuple[str, str]:
-    if encoding == "auto":
-        try:
-            return payload.decode(), "string"
-        except UnicodeDecodeError:
-            pass
-    return base64.b64encode(payload).decode(), "base64"
+    text, encoded = text_or_base64(payload)
+    return (encoded, "base64") if text is None or encoding == "base64" else (text, "string")
 
 
 def shown_properties(properties: Properties, mode: int, priority: int) -> dict[str, object]:

@@ -15,6 +15,8 @@ from trivium.management.figures import (
     of_traffic,
 )
 from trivium.management.listing import ValueOf, by_path
+from trivium.management.values import shown_table
+from trivium.management.views import arguments_of, unused_ms
 from trivium.queues.arguments import CLASSIC, STREAM, queue_type
 from trivium.queues.queue import Queue
 from trivium.runtime.adapter import Connection
@@ -51,6 +53,7 @@ _QUEUE: Final[Fields[_QueueItem]] = {
     "exclusive": lambda item: isinstance(item[1], Queue) and isinstance(item[1].owner, Connection),
     "message_bytes_ready": lambda item: item[1].ready.bytes if isinstance(item[1], Queue) else 0,
     "consumers": lambda item: item[1].consumers.present() if isinstance(item[1], Queue) else 0,
+    "arguments": lambda item: shown_table(arguments_of(item[1])),
     "policy": lambda item: _policies(item).name,
     "operator_policy": lambda item: _policies(item).operator_name,
 }
@@ -60,6 +63,7 @@ _EXCHANGE: Final[Fields[_ExchangeItem]] = {
     "durable": lambda item: item[1].durable,
     "auto_delete": lambda item: item[1].auto_delete,
     "internal": lambda item: item[1].internal,
+    "arguments": lambda item: shown_table(item[1].arguments),
     "policy": lambda item: (
         item[0].policies.in_force(item[1].name, EXCHANGES).name if item[1].name else None
     ),
@@ -83,6 +87,10 @@ _CONNECTION: Final[Fields[Connection]] = {
 }
 
 
+def _unused_ms(item: Queue | Stream) -> int:
+    return unused_ms(item) if isinstance(item, Queue) else 0
+
+
 def value_of_queues(stats: Stats) -> ValueOf[_QueueItem]:
     """Of queues and streams."""
     known = by_path(_QUEUE)
@@ -94,6 +102,8 @@ def value_of_queues(stats: Stats) -> ValueOf[_QueueItem]:
         figure = stats.message_figure(path)
         if figure is not None:
             return lambda item: figure(item[1], figures_of(item[1]))
+        if path == "idle_since":
+            return lambda item: _unused_ms(item[1]) or stats.idle_since(item[1]) or None
         return known(path)
 
     return value_of
@@ -130,6 +140,8 @@ def value_of_channels(stats: Stats) -> ValueOf[ChannelView]:
     known = by_path(CHANNEL)
 
     def value_of(path: str) -> Callable[[ChannelView], object] | None:
+        if path == "idle_since":
+            return lambda view: stats.idle_since((view.source, view.about.number)) or None
         figure = stats.message_figure(path)
         if figure is None:
             return known(path)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import base64
 import codecs
+import contextlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final, Literal
@@ -13,7 +13,7 @@ from trivium.management.endpoints import CLIENTS, ENTERED
 from trivium.management.rest.gateway import headers_of, in_parts, properties_of
 from trivium.management.rest.operations import Parameter, asked, operation
 from trivium.management.rest.schema import About, Count, Name, Table, Time, shown_model
-from trivium.management.values import encode
+from trivium.management.values import encode, text_or_base64
 from trivium.observability.api import ApiAnswer
 from trivium.queues.browsing import Browse, Seen
 from trivium.security.permissions import READ
@@ -128,11 +128,11 @@ def _view(seen: Seen, most: int) -> SeenMessage:
     payload = message.payload
     part = payload[:most]
     is_cut = len(part) < len(payload)
-    try:
+    text, encoded = text_or_base64(part)
+    if text is None and is_cut:
         # A character that is cut in two is left out.
-        text = codecs.getincrementaldecoder("utf-8")().decode(part, final=not is_cut)
-    except UnicodeDecodeError:
-        text = None
+        with contextlib.suppress(UnicodeDecodeError):
+            text, _ = text_or_base64(_whole_characters(part))
     properties = message.properties()
     return SeenMessage(
         number=seen.number,
@@ -146,10 +146,17 @@ def _view(seen: Seen, most: int) -> SeenMessage:
         bytes=message.size,
         is_cut=is_cut,
         payload=text,
-        payload_base64=base64.b64encode(part).decode(),
+        payload_base64=encoded,
         properties=properties_of(properties),
         headers=headers_of(properties),
     )
+
+
+def _whole_characters(part: bytes) -> bytes:
+    """The beginning of some text, without what it has of the last character if that is cut."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    decoder.decode(part)
+    return part[: len(part) - len(decoder.getstate()[0])]
 
 
 ENDPOINTS: Final = (

@@ -32,7 +32,7 @@ from trivium.management.rest.operations import (
 )
 from trivium.management.rest.schema import About, Count, Name, Table, Time, shown_model
 from trivium.management.stream_reading import Batches, PartitionRead, end_of, messages_in
-from trivium.management.values import encode, shown, texts_in
+from trivium.management.values import encode, encode_in_pieces, shown, text_or_base64, texts_in
 from trivium.messages.delivery import DELAY_HEADER, DELIVERY_MODES, MAX_DELAY
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium.messages.topics import topic_of
@@ -435,21 +435,14 @@ def in_parts(
     slices = Slices()
     between = start
     for item in items:
-        yield between + encode(item)
+        for piece in encode_in_pieces(item):
+            yield between + piece
+            between = b""
         between = b","
         if slices.is_over:
             yield b""
             slices.begin()
     yield (start if between is start else b"") + end()
-
-
-def texts_of(payload: bytes) -> tuple[str | None, str]:
-    """A payload as text, if it is one, and in base64."""
-    try:
-        text = payload.decode()
-    except UnicodeDecodeError:
-        text = None
-    return text, base64.b64encode(payload).decode()
 
 
 def headers_of(properties: Properties) -> dict[str, object]:
@@ -490,7 +483,7 @@ def queued(entry: QueueEntry, token: str | None) -> QueuedMessage:
 def _fields_of(message: Message) -> dict[str, Any]:
     """Those of ``Shown``."""
     properties = message.properties()
-    text, encoded = texts_of(message.payload)
+    text, encoded = text_or_base64(message.payload)
     return {
         "exchange": message.address.exchange,
         "key": message.address.key.decode(errors="replace"),

@@ -20,7 +20,6 @@ from trivium.management.rest.gateway import (
     queued,
     recorded,
     start_of,
-    texts_of,
 )
 from trivium.management.rest.operations import Parameter, asked, operation
 from trivium.management.rest.schema import About, Table, Time, parse, shown_model
@@ -30,6 +29,7 @@ from trivium.management.subscriptions import (
     StreamSubscription,
     Subscription,
 )
+from trivium.management.values import text_or_base64
 from trivium.observability.api import ApiAnswer, ApiRefused, refusal
 from trivium.security.permissions import DEFAULT_EXCHANGE
 
@@ -86,7 +86,7 @@ def exchange(call: Call) -> ApiAnswer:
 
 def _live(message: Message) -> dict[str, object]:
     properties = message.properties()
-    text, encoded = texts_of(message.payload)
+    text, encoded = text_or_base64(message.payload)
     found = LiveMessage(
         message.address.exchange,
         message.address.key.decode(errors="replace"),
