@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.support.native import Client, Server, entry, publish
+from tests.support.native import Client, Server, entry, frame, publish
 from tests.support.storages import HeldStorage
 from trivium.config import Config, Listen
 from trivium.security.permissions import grants_of
@@ -435,6 +435,32 @@ def test_groups_are_listed_in_pages(server: Server) -> None:
         found.append([row["name"] for row in reply["groups"]])
         after = reply.get("next")
     assert found == [names[:3], names[3:6], names[6:]]
+
+
+def test_a_page_among_very_many_groups_is_found_in_several_turns(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(group_descriptions, "MAX_LOOKED_AT", 2)
+    client, other = server.open(), server.open()
+    stream = server.vhost.stream("s")
+    for number in range(9):
+        server.vhost.groups.commit(f"g{number}", stream, [(0, 1)])
+    server.settle()
+    client.feed(frame(frames.LIST_GROUPS, 7, {"limit": 4}) + frame(frames.PING, 8, b""))
+    server.end_turn()
+    assert client.take() == []
+    # Others are served meanwhile; and what has come meanwhile is, though it is none of the page.
+    assert other.ask(frames.METADATA, streams=["s"])
+    server.vhost.delete_group("g2")
+    server.advance(1)
+    (kind, correlation, body), (pong, _, _) = client.take()
+    assert (kind, correlation, pong) == (frames.OK, 7, frames.PONG)
+    reply = msgpack.unpackb(body)
+    assert ([row["name"] for row in reply["groups"]], reply["next"]) == (["g0", "g1", "g3"], "g3")
+    gone = server.open()
+    gone.feed(frame(frames.LIST_GROUPS, 7, {}))
+    gone.lose()
+    server.advance(1)
 
 
 def test_groups_that_are_much_work_fill_a_page(

@@ -80,6 +80,10 @@ class Groups:
         """The groups that have committed an offset, in order of their names."""
         return sorted(self._groups)
 
+    def every(self) -> list[str]:
+        """The same in no order, which takes less time."""
+        return list(self._groups)
+
     def __len__(self) -> int:
         return len(self._groups)
 

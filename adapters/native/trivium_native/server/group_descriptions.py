@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from heapq import nsmallest
 from typing import TYPE_CHECKING, Final
 
+from trivium.common.timers import Timed
 from trivium.errors import LimitExceeded, NotFound
 from trivium.groups.membership import MAX_SHARED_PER_TURN, is_there, phase_of, streams_of
 from trivium.security.identity import ADMINISTRATOR, MONITORING
 from trivium.security.permissions import READ
+from trivium_native.server.handshake import BEHIND_REQUEST
 from trivium_native.server.lists import reply_bounded
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ _WATCHERS: Final = frozenset({ADMINISTRATOR, MONITORING})
 
 #: Groups of one answer to LIST_GROUPS.
 MAX_GROUPS: Final = 1000
+#: Groups of which it is found out in one turn whether they belong to it.
+MAX_LOOKED_AT: Final = 2048
 #: Streams that DESCRIBE_GROUP may name; streams of members, and partitions, that it tells at most.
 MAX_STREAMS: Final = 256
 MAX_TOLD: Final = 65_536
@@ -38,27 +41,82 @@ def list_groups(
     after = fields.text("after", "")
     limit = fields.integer("limit", 1, MAX_GROUPS, MAX_GROUPS)
     fields.finish()
-    memberships = vhost.memberships
-    behind = {name for name in _names(vhost) if name > after}
-    # Where the next page begins tells a name too.
-    names = nsmallest(limit + 1, {name for name in behind if _may(connection, name)})
-    rows: list[dict[str, object]] = []
-    reply: dict[str, object] = {"groups": rows}
-    cost = 0
-    for at, name in enumerate(names):
-        # To find out how it is with a group of many members is work, and so are many groups.
-        if at == limit or cost > MAX_SHARED_PER_TURN:
-            reply["next"] = names[at - 1]
-            break
-        known = memberships.members(name)
-        cost += 1 if known is None else known.size
-        rows.append(_row(vhost, name))
-    connection.reply(correlation, reply)
+    _Page(connection, vhost, correlation, after, limit).begin()
 
 
-def _names(vhost: VirtualHost) -> Iterator[str]:
-    yield from vhost.groups.names()
-    yield from vhost.memberships.names()
+class _Page(Timed):
+    """One answer to LIST_GROUPS. Among very many groups it is found in several turns, in which the
+    connection is not read, so that it asks for one at a time."""
+
+    def __init__(
+        self,
+        connection: NativeConnection,
+        vhost: VirtualHost,
+        correlation: int,
+        after: str,
+        limit: int,
+    ) -> None:
+        self._connection = connection
+        self._vhost = vhost
+        self._correlation = correlation
+        self._after = after
+        self._limit = limit
+        # Those that are not looked at, and of the others the first in the order of their names.
+        self._names = [*vhost.groups.every(), *vhost.memberships.names()]
+        self._found: set[str] = set()
+
+    def begin(self) -> None:
+        """Look at the first ones, which may be all."""
+        if self._look():
+            self._answer()
+        else:
+            self._connection.hold_input(BEHIND_REQUEST)
+            self._wait()
+
+    def due(self) -> None:
+        """Another turn."""
+        connection = self._connection
+        if connection.is_closed:
+            return
+        if self._look():
+            self._answer()
+            connection.continue_input(BEHIND_REQUEST)
+        else:
+            self._wait()
+
+    def _wait(self) -> None:
+        broker = self._connection.broker
+        broker.timeouts.call_at(broker.elapsed_ms, self)
+
+    def _look(self) -> bool:
+        """Look at as many as a turn may; whether that was all."""
+        names, after = self._names, self._after
+        looked_at = names[-MAX_LOOKED_AT:]
+        del names[-MAX_LOOKED_AT:]
+        found = self._found
+        found.update([each for each in looked_at if each > after and _may(self._connection, each)])
+        # Where the next page begins tells a name too, so it is one of these.
+        self._found = set(nsmallest(self._limit + 1, found))
+        return not names
+
+    def _answer(self) -> None:
+        vhost = self._vhost
+        memberships = vhost.memberships
+        names = sorted(self._found)
+        rows: list[dict[str, object]] = []
+        reply: dict[str, object] = {"groups": rows}
+        cost = 0
+        for at, name in enumerate(names):
+            # To find out how it is with a group of many members is work, and so are many groups.
+            if at == self._limit or cost > MAX_SHARED_PER_TURN:
+                reply["next"] = names[at - 1]
+                break
+            if not is_there(memberships, name):
+                continue  # deleted since it was looked at
+            known = memberships.members(name)
+            cost += 1 if known is None else known.size
+            rows.append(_row(vhost, name))
+        self._connection.reply(self._correlation, reply)
 
 
 def _watches(connection: NativeConnection) -> bool:
