@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 from collections import Counter
 from pathlib import Path
 
@@ -35,6 +36,8 @@ def test_a_group_transforms_each_record_once(tmp_path: Path) -> None:
 @pytest.mark.timeout(7200)
 @pytest.mark.parametrize("road", ["parquet", "copy"])
 def test_spark_writes_each_record_once(road: str, tmp_path: Path) -> None:
+    if shutil.which("java") is None:
+        pytest.skip("no Java runtime")
     count = rounds(len(SparkRoad.targets))
     report = run_road(road, count, SEED, tmp_path, is_compiled=False)
     assert report.kills.total() == count
