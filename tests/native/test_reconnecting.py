@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.live import TIMEOUT, FakeBroker, running
+from trivium.streams.joining import SMALL_RECORDS
 from trivium_native import connect, errors
 from trivium_native.client import Client, operations
 from trivium_native.client.lasting import LastingConnection
@@ -180,6 +181,79 @@ async def test_subscriptions_go_on(url: str) -> None:
             await other.publish(b"l", routing_key="live.a")
             assert (await anext(live)).payload == b"l"
         assert (await other.declare_queue("q")).messages == 0
+
+
+async def joined_meanwhile(other: Client, expected: int) -> None:
+    """The small batches of ``s`` become one: a large one behind them ends their row."""
+    await other.publish_batch([Publication(payload=b"", routing_key="log")] * SMALL_RECORDS)
+    assert (await other.fetch("s", 0, 0)).batches[0].next_offset == expected
+
+
+async def small_batches(other: Client, count: int) -> None:
+    """A stream ``s`` with so many."""
+    await other.declare_stream("s")
+    await other.bind("stream", "s", pattern="log.#")
+    for _ in range(count):
+        await other.publish(b"", routing_key="log")
+
+
+async def test_no_record_comes_twice_where_batches_were_joined_meanwhile(url: str) -> None:
+    events = Events()
+    async with (
+        connect(url, reconnect=AT_ONCE, on_connected=events.connected) as client,
+        connect(url) as other,
+    ):
+        await small_batches(other, 20)
+        # One batch at a time.
+        async with client.read("s", 0, 2, credit=1) as batches:
+            read = [each.offset for each in (await anext(batches)).records()]
+            await joined_meanwhile(other, 20)
+            lose(client)
+            await events.until_connected(2)
+            while len(read) < 18 + SMALL_RECORDS:
+                batch = await anext(batches)
+                read += [each.offset for each in batch.records(batches.offset)]
+            assert read == list(range(2, 20 + SMALL_RECORDS))
+            assert batch.next_offset == 20 + SMALL_RECORDS
+
+
+async def test_a_member_gets_no_record_twice_where_batches_were_joined_meanwhile(url: str) -> None:
+    async with connect(url, reconnect=AT_ONCE) as client, connect(url) as other:
+        await small_batches(other, 20)
+        async with client.join("g", ["s"], credit=1) as consumer:
+            read = [each.offset for each in (await anext(consumer)).records()]
+            await joined_meanwhile(other, 20)
+            lose(client)
+            while len(read) < 20 + SMALL_RECORDS:
+                read += [each.offset for each in (await anext(consumer)).records()]
+        assert read == list(range(20 + SMALL_RECORDS))
+
+
+async def test_the_blocking_client_gets_no_record_twice(url: str) -> None:
+    def work() -> list[int]:
+        with connect_sync(url, reconnect=AT_ONCE) as client, client.read("s", credit=1) as batches:
+            read = [each.offset for each in next(batches).records()]
+            asyncio.run_coroutine_threadsafe(joined_meanwhile(other, 20), loop).result()
+            background = client.in_background()
+            background.ask(lambda: lose(background.client))
+            while len(read) < 20 + SMALL_RECORDS:
+                read += [each.offset for each in next(batches).records()]
+            return read
+
+    loop = asyncio.get_running_loop()
+    async with connect(url) as other:
+        await small_batches(other, 20)
+        assert await asyncio.to_thread(work) == list(range(20 + SMALL_RECORDS))
+
+
+async def test_a_fetch_gives_records_from_its_offset_on(url: str) -> None:
+    async with connect(url) as client:
+        await small_batches(client, 20)
+        await joined_meanwhile(client, 20)
+        fetched = await client.fetch("s", 0, 7)
+        offsets = [each.offset for stored in fetched.batches for each in stored.records()]
+        assert fetched.batches[0].base_offset == 0
+        assert offsets == list(range(7, 20 + SMALL_RECORDS))
 
 
 async def test_a_subscription_whose_source_is_gone_ends(url: str) -> None:

@@ -105,3 +105,13 @@ def test_messages_made_of_payloads_and_keys_are_those_made_one_by_one() -> None:
     other = replace(like, properties=Properties(content_type="text/plain"))
     with pytest.raises(ValueError, match="no other properties"):
         FramedMessages.from_payloads(payloads, other, keys)
+
+
+def test_records_begin_where_the_reader_goes_on() -> None:
+    messages = [
+        Message(PROTOCOL_NATIVE, Address("amq.topic", b"a"), b"", b"%d" % n, 1, True, 0)
+        for n in range(5)
+    ]
+    stored = StoredBatch(100, encode_batch(messages, None, 0), 102)
+    for start, expected in ((0, 102), (101, 102), (104, 104)):
+        assert next(stored.records(start)).offset == expected

@@ -45,7 +45,7 @@ def fetch_arrow(
     )
 
     def parse(body: bytes) -> Any:
-        fetched = operations.fetched(body)
+        fetched = operations.fetched(body, offset)
         return arrow.to_arrow(fetched, stream, partition, _start(offset, fetched), names)
 
     return Operation(

@@ -357,8 +357,8 @@ class Client(AsyncRunner, Operations):
         """Mode ``log``: record batches from an offset, or ``first``, ``last``, ``next``, on.
 
         With ``timestamp`` (milliseconds since the epoch) from the first record on that arrived then
-        or later, instead of the offset. The first batch may begin before that. ``credit`` is how
-        many bytes the broker may be ahead of the reader.
+        or later, instead of the offset. ``records`` of a batch are those from there on, each once.
+        ``credit`` is how many bytes the broker may be ahead of the reader.
         """
 
         def request(

@@ -83,7 +83,7 @@ class NativeClient:
                 if starting == 0:
                     subscribed()
                 async for batch in batches:
-                    for record in batch.records(batches.offset):
+                    for record in batch.records():
                         if finished.is_set():
                             return
                         if not handle(as_text(record.routing_key), record.payload):

@@ -428,10 +428,11 @@ def give_back(subscription: int, first: int, last: int, requeue: bool) -> Operat
 # Streams
 
 
-def fetched(body: bytes) -> Fetched:
-    """What FETCHED says."""
+def fetched(body: bytes, offset: int | str) -> Fetched:
+    """What FETCHED says to who wants the records from ``offset`` on."""
     first_offset, mark, batches = decode_fetched(body)
-    return Fetched(first_offset, mark, [StoredBatch(base, data) for base, data in batches])
+    start = offset if isinstance(offset, int) else 0
+    return Fetched(first_offset, mark, [StoredBatch(base, data, start) for base, data in batches])
 
 
 def fetch(
@@ -461,8 +462,12 @@ def fetch(
         fields["incarnation"] = incarnation
     if max_bytes is not None:
         fields["max_bytes"] = max_bytes
+
+    def parse(body: bytes) -> Fetched:
+        return fetched(body, offset)
+
     return Operation(
-        frames.FETCH, pack_fields(fields), frames.FETCHED, fetched, wait=max_wait, repeats=True
+        frames.FETCH, pack_fields(fields), frames.FETCHED, parse, wait=max_wait, repeats=True
     )
 
 

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any, Final, Generic, TypeVar
 
 from trivium_native.client import operations
@@ -42,21 +43,18 @@ class Subscription(Generic[T]):
                 raise self._error
             self._wakeup.clear()
             await self._wakeup.wait()
-        item = self._items.popleft()
-        self._taken(item)
-        return item
+        return self._taken(self._items.popleft())
 
     async def some(self) -> list[T]:
         """All that has come, at least one."""
         found = [await anext(self)]
         while self._items:
-            item = self._items.popleft()
-            self._taken(item)
-            found.append(item)
+            found.append(self._taken(self._items.popleft()))
         return found
 
-    def _taken(self, item: T) -> None:
-        """An item leaves the backlog."""
+    def _taken(self, item: T) -> T:
+        """An item leaves the backlog; what is handed out for it."""
+        return item
 
     def request(self) -> Operation[Any]:
         """What asks the broker for it."""
@@ -141,13 +139,14 @@ class Deliveries(Subscription[Delivery]):
             # They come again.
             self._items.clear()
 
-    def _taken(self, item: Delivery) -> None:
+    def _taken(self, item: Delivery) -> Delivery:
         # Nothing is acknowledged, so room in the backlog is what gives new credit.
         if self._no_ack:
             self._used += 1
             if self._used * 2 >= self._credit:
                 self._connection.add_credit(self.number, self._used)
                 self._used = 0
+        return item
 
     async def ack(self, delivery: Delivery, *, multiple: bool = False, wait: bool = False) -> None:
         """The delivery is done with; ``multiple``: and all before it.
@@ -246,7 +245,10 @@ def _look_at(task: asyncio.Task[int]) -> None:
 
 
 class Batches(Subscription[StoredBatch]):
-    """Record batches of a partition, in order. ``offset`` is where they start."""
+    """Record batches of a partition, in order. ``offset`` is where they start.
+
+    No record comes twice, also where the broker has joined batches since it sent them.
+    """
 
     def __init__(
         self,
@@ -264,10 +266,12 @@ class Batches(Subscription[StoredBatch]):
         self._incarnation = incarnation
         self._credit = credit
         self._newest: StoredBatch | None = None
+        # What was not handed out yet.
+        self._position = 0
 
     def started(self, found: LogStart) -> None:
         super().started(found)
-        self.offset = found.offset
+        self.offset = self._position = found.offset
         self._next = found.offset
         self._incarnation = found.incarnation
 
@@ -293,5 +297,7 @@ class Batches(Subscription[StoredBatch]):
             self._newest = None
             await super().resume()
 
-    def _taken(self, item: StoredBatch) -> None:
+    def _taken(self, item: StoredBatch) -> StoredBatch:
         self._connection.add_credit(self.number, len(item.data))
+        start, self._position = self._position, item.next_offset
+        return item if start <= item.base_offset else replace(item, start=start)

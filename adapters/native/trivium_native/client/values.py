@@ -253,10 +253,14 @@ def _varies(view: RecordBatch, id_: int) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class StoredBatch:
-    """A record batch as it is stored, and the offset of its first record."""
+    """A record batch as it is stored, and the offset of its first record.
+
+    Where a reader goes on within it, ``start`` is that place: the records before it are not meant.
+    """
 
     base_offset: int
     data: bytes = field(repr=False)
+    start: int = 0
 
     def view(self) -> RecordBatch:
         """The columns, by position in the view's own ``data``: uncompressed, if this one is not.
@@ -271,8 +275,12 @@ class StoredBatch:
         return self.base_offset + batch_span(self.data)
 
     def records(self, start: int = 0) -> Iterator[Record]:
-        """The records from offset ``start`` on. Raises trivium.streams.records.BatchError."""
+        """The records from offset ``start`` on, and none before that of the batch.
+
+        Raises trivium.streams.records.BatchError.
+        """
         view = self.view()
+        start = max(start, self.start)
         binary = view.binary
         # What all records have alike is made once.
         exchange = None if _varies(view, EXCHANGE) else (binary(EXCHANGE, 0) or b"").decode()
@@ -307,7 +315,8 @@ class LogStart:
 
 @dataclass(frozen=True, slots=True)
 class Fetched:
-    """The answer to a fetch. The first batch may begin before the offset that was asked for."""
+    """The answer to a fetch. The first batch may begin before the offset that was asked for: then
+    ``records()`` begins there all the same."""
 
     first_offset: int
     high_watermark: int
