@@ -78,6 +78,31 @@ async def test_a_websocket_gets_the_same(tmp_path: Path) -> None:
         assert (await said(socket))[0] == "error"
 
 
+@pytest.mark.parametrize("way", ["events", "socket"])
+async def test_what_a_feed_sends_counts_once_and_while_it_goes_on(tmp_path: Path, way: str) -> None:
+    size = 200_000
+    async with serve(tmp_path) as site:
+        vhost = site.broker.vhost("/")
+
+        async def sent() -> int:
+            # The answer itself has some thousand bytes.
+            _, overview = await site.ask("GET", "overview")
+            rows = {each["name"]: each for each in overview["protocols"]}
+            return int(rows["http"]["bytes_sent"])
+
+        async with asyncio.timeout(20):
+            async with getattr(site, way)(TOPICS):
+                before = await sent()
+                publish(vhost, "a", b"x" * size)
+                found = [await sent() for _ in range(10)]
+                assert any(each > before + size for each in found), (before, found)
+                after = await sent()
+            await until(lambda: not vhost.exchange("amq.topic").is_used)
+            # Whatever its end counts, it has by the time that there is another answer.
+            await sent()
+            assert await sent() < after + size
+
+
 async def test_who_is_gone_leaves_no_binding(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, cast
 
 from aiohttp import WSMsgType, hdrs, web
 
@@ -15,6 +15,7 @@ from trivium.observability.browsers import is_own_origin
 
 if TYPE_CHECKING:
     from trivium.observability.api import Feed, FeedEvent
+    from trivium.observability.http import HttpConnection
 
 #: seconds in which a client takes what it is sent
 SEND_SECONDS: Final = 30.0
@@ -33,6 +34,11 @@ Turn = Callable[[Callable[[], None]], None]
 def wants_websocket(request: web.Request) -> bool:
     """Whether a client asks for a WebSocket (RFC 6455, 4.2.1)."""
     return request.headers.get(hdrs.UPGRADE, "").lower() == "websocket"
+
+
+def has_sent(request: web.Request, count: int) -> None:
+    """So many bytes were sent of an answer that goes on: they count now, not at its end."""
+    cast("HttpConnection", request.protocol).has_sent(count)
 
 
 def is_of_another_site(request: web.Request, has_tls: bool) -> bool:
@@ -106,6 +112,7 @@ async def _as_events(
                     sent_at = time.monotonic()
                     async with asyncio.timeout(SEND_SECONDS):
                         await response.write(text or b":\n\n")
+                    has_sent(request, len(text) or 3)
                     # To write waits only where the client is behind.
                     await asyncio.sleep(0)
                 events = await pump.next()
@@ -137,7 +144,7 @@ async def _by_websocket(
         max_msg_size=MAX_SAID_BYTES, heartbeat=SILENT_SECONDS, compress=False
     )
     await socket.prepare(request)
-    sending = asyncio.ensure_future(_send(socket, pump))
+    sending = asyncio.ensure_future(_send(request, socket, pump))
     hearing = asyncio.ensure_future(_hear(socket, feed, turn, parse))
     try:
         await asyncio.wait((sending, hearing), return_when=asyncio.FIRST_COMPLETED)
@@ -154,14 +161,21 @@ async def _by_websocket(
     return socket
 
 
-async def _send(socket: web.WebSocketResponse, pump: _Pump) -> None:
+async def _send(request: web.Request, socket: web.WebSocketResponse, pump: _Pump) -> None:
     while (events := await pump.next()) is not None:
         async with asyncio.timeout(SEND_SECONDS):
             for event in events:
                 identity = f'"id":"{event.identity}",' if event.identity else ""
-                text = f'{{"event":"{event.name}",{identity}"data":{event.data.decode()}}}'
-                await socket.send_str(text)
+                head = f'{{"event":"{event.name}",{identity}"data":'
+                await socket.send_str(f"{head}{event.data.decode()}}}")
+                size = len(head.encode()) + len(event.data) + 1
+                has_sent(request, size + _frame_head(size))
         await asyncio.sleep(0)
+
+
+def _frame_head(size: int) -> int:
+    """The bytes before a payload of a server's frame (RFC 6455, 5.2)."""
+    return 2 + (size > 125) * 2 + (size > 0xFFFF) * 6
 
 
 async def _hear(

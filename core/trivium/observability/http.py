@@ -56,6 +56,7 @@ from trivium.observability.browsers import (
 )
 from trivium.observability.feeds import (
     SEND_SECONDS,
+    has_sent,
     is_of_another_site,
     send_feed,
     wants_websocket,
@@ -802,6 +803,7 @@ async def _send_events(
                 if event:
                     async with asyncio.timeout(SEND_SECONDS):
                         await response.write(event)
+                    has_sent(request, len(event))
                 await asyncio.sleep(EVENT_SECONDS if event else 0)
             await response.write_eof()
         except TimeoutError:
@@ -848,6 +850,7 @@ class HttpConnection(web.RequestHandler):
         "seats",
         "silence",
         "task",
+        "told",
     )
 
     #: what closes it where it asks for nothing in time
@@ -861,6 +864,8 @@ class HttpConnection(web.RequestHandler):
     #: what serves its requests, while it does, and whether there is one that it answers
     task: asyncio.Task[None] | None
     is_asking: bool
+    #: bytes of the answer at hand that were counted already
+    told: int
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername")
@@ -902,6 +907,7 @@ class HttpConnection(web.RequestHandler):
         #: called when the client goes while it waits
         self.lost: Callable[[], None] | None = None
         self._is_open = False
+        self.told = 0
 
     def abort(self) -> None:
         """Close it now."""
@@ -923,8 +929,14 @@ class HttpConnection(web.RequestHandler):
     ) -> tuple[web.StreamResponse, bool]:
         """Send the rest of an answer."""
         found = await super().finish_response(request, resp, start_time)
-        self.counted.bytes_sent += found[0].body_length
+        told, self.told = self.told, 0
+        self.counted.bytes_sent += max(found[0].body_length - told, 0)
         return found
+
+    def has_sent(self, count: int) -> None:
+        """So many bytes were sent of an answer that goes on, which count now."""
+        self.counted.bytes_sent += count
+        self.told += count
 
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._is_open:
