@@ -90,6 +90,13 @@ def _parser() -> argparse.ArgumentParser:
     scale.add_argument("--messages", type=int, default=200_000, help="of a round")
     scrape = commands.add_parser("scrape", help="ask the HTTP API about many queues under load")
     scrape.add_argument("--queues", type=int, default=10_000)
+    spark = commands.add_parser("spark", help="read, stream and write by Spark")
+    spark.add_argument("--kind", action="append", choices=("read", "stream", "sink"))
+    spark.add_argument("--rows", type=int, default=2_000_000)
+    spark.add_argument("--singles", type=int, default=400_000, help="records of single publishes")
+    spark.add_argument("--size", type=int, action="append", help="records of a micro-batch")
+    spark.add_argument("--repetitions", type=int, default=3)
+    spark.add_argument("--server", type=_broker, default=Trivium.name, metavar="NAME")
     instructions = commands.add_parser("instructions", help="count instructions per message")
     counted = {**ROWS, **scenarios.SCENARIOS}
     instructions.add_argument("--scenario", action="append", choices=counted, metavar="NAME")
@@ -248,6 +255,24 @@ def _scrape(arguments: argparse.Namespace) -> int:
     return status
 
 
+def _spark(arguments: argparse.Namespace) -> int:
+    # It needs packages that only this needs.
+    from bench.spark import KINDS as KINDS_OF_SPARK
+    from bench.spark import SIZES, measure_spark, spark_table
+
+    rows = measure_spark(
+        arguments.server,
+        arguments.kind or KINDS_OF_SPARK,
+        rows=arguments.rows,
+        singles=arguments.singles,
+        sizes=arguments.size or SIZES,
+        repetitions=arguments.repetitions,
+    )
+    print(spark_table(rows))
+    _write("spark", rows)
+    return 0
+
+
 def _instructions(arguments: argparse.Namespace) -> int:
     rows = arguments.scenario or tuple(ROWS)
     servers = arguments.server or (Trivium.name,)
@@ -338,6 +363,7 @@ _COMMANDS: Final = {
     "restart": _restart,
     "scale": _scale,
     "scrape": _scrape,
+    "spark": _spark,
     "instructions": _instructions,
     "latency": _latency,
     "storage": _storage,
