@@ -276,6 +276,8 @@ def _spark() -> Iterator[SparkSession]:
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.memory", "2g")
+        # Workers start slowly on a busy machine.
+        .config("spark.python.authenticate.socketTimeout", "300s")
         .config("spark.sql.shuffle.partitions", str(SHUFFLE_PARTITIONS))
         .config("spark.sql.streaming.numRecentProgressUpdates", "10000")
         .getOrCreate()
@@ -331,8 +333,13 @@ def measure_spark(
                 before = _cpu()
                 seconds = query.run()
                 after = _cpu()
+                used = sum(each - before.get(process, 0.0) for process, each in after.items())
+                print(
+                    f"round {number}: {query.row.name:24} {seconds:7.2f} s, cpu {used:6.2f} s",
+                    file=sys.stderr,
+                    flush=True,
+                )
                 if number:
-                    used = (each - before.get(process, 0.0) for process, each in after.items())
                     query.row.seconds.append(seconds)
-                    query.row.cpu.append(sum(used))
+                    query.row.cpu.append(used)
         return [query.row for query in queries]

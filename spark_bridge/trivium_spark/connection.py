@@ -85,8 +85,9 @@ logger = logging.getLogger("trivium_spark")
 
 T = TypeVar("T")
 
-#: Bytes of one fetch: a task holds a few times this much.
-FETCH_BYTES: Final = 4 << 20
+#: Bytes of one fetch: a task holds a few times this much. With more, memory goes back to the system
+#: after each one, and to take it again costs half as much as all else.
+FETCH_BYTES: Final = 2 << 20
 
 #: Requests with messages that are under way at a time.
 _UNDER_WAY: Final = 4

@@ -7,6 +7,7 @@ docs/native-protocol.md has the form.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
@@ -130,6 +131,7 @@ _HEAD: Final = numpy.dtype(
     ]
 )
 assert _HEAD.itemsize == MESSAGE_HEAD_SIZE
+_SIZES: Final = ("exchange", "key", "properties", "payload")
 
 #: msgpack: the longest text whose size is in its first byte; that byte; those before 1, 2 and 4
 #: bytes of size for text and for bytes
@@ -196,31 +198,41 @@ class RowFramer:
             if batch.nbytes > _FRAMED_BYTES:
                 step = max(1, step * _FRAMED_BYTES // batch.nbytes)
             for at in range(0, batch.num_rows, max(step, 1)):
-                yield from _cut(self._framed(batch.slice(at, step)))
+                yield from self._framed(batch.slice(at, step))
 
-    def _framed(self, batch: pa.RecordBatch) -> pa.Array:
+    def _framed(self, batch: pa.RecordBatch) -> Iterator[FramedMessages]:
         rows = batch.num_rows
         columns = {name: _plain(batch.column(name)) for name in self._names}
         value = columns["value"]
         if value.null_count:
             raise OptionError("a row's value is null: a message has a payload, if an empty one")
-        exchange, key, flags = self._addresses(columns, rows)
+        exchange, key = self._addresses(columns)
         header = _Properties(columns, rows).encoded()
         head = numpy.zeros(rows, _HEAD)
-        head["flags"] = flags | _flags(columns)
+        head["flags"] = _flags(columns)
         head["priority"] = _priority(columns)
         head["exchange"] = _sizes(exchange, MAX_NAME_BYTES, "exchange")
         head["key"] = _sizes(key, MAX_NAME_BYTES, "topic or routing key")
         head["properties"] = 0 if header is None else _lengths(header)
         head["payload"] = _lengths(value)
-        parts = [_fixed(head), exchange, key, *([] if header is None else [header]), value]
-        return pc.binary_join_element_wise(*parts, _NOTHING)
-
-    def _addresses(self, columns: dict[str, pa.Array], rows: int) -> tuple[Any, Any, int]:
-        """Exchanges and routing keys (arrays, or one for all rows), and what the flags say."""
+        sizes = sum(head[name].astype("i8") for name in _SIZES)
+        offsets = numpy.zeros(rows + 1, "i8")
+        numpy.cumsum(sizes + MESSAGE_HEAD_SIZE, out=offsets[1:])
+        firsts = _cut(offsets)
         if self._direct is not None:
-            # The default exchange leads there by the name; mandatory, lest it be gone.
-            return _NOTHING, pa.scalar(self._direct.encode(), pa.binary()), MANDATORY
+            # Lest it be gone. The others of a request go where the first goes.
+            head["flags"][firsts[:-1]] |= MANDATORY
+        parts = [_fixed(head), exchange, key, *([] if header is None else [header]), value]
+        joined = pc.binary_join_element_wise(*parts, _NOTHING)
+        view = memoryview(joined.buffers()[2])
+        for first, end in itertools.pairwise(firsts):
+            yield FramedMessages(end - first, view[offsets[first] : offsets[end]])
+
+    def _addresses(self, columns: dict[str, pa.Array]) -> tuple[Any, Any]:
+        """Exchanges and routing keys: arrays, or one for all rows."""
+        if self._direct is not None:
+            # The default exchange leads there by the name.
+            return _NOTHING, pa.scalar(self._direct.encode(), pa.binary())
         exchange: Any = pa.scalar(self._exchange.encode(), pa.binary())
         named = columns.get("exchange")
         if named is not None:
@@ -234,13 +246,13 @@ class RowFramer:
         if self._topic is not None:
             default = pa.scalar(key_of(self._topic.encode()), pa.binary())
         if key is None:
-            return exchange, default, 0
+            return exchange, default
         if key.null_count:
             if default is None:
                 name = "routing key" if topics is None else "topic"
                 raise OptionError(f"a row's {name} is null, and there is no option topic")
             key = pc.fill_null(key, default)
-        return exchange, key, 0
+        return exchange, key
 
 
 def _names_of(schema: StructType) -> frozenset[str]:
@@ -260,18 +272,18 @@ def _names_of(schema: StructType) -> frozenset[str]:
     return frozenset(names)
 
 
-def _cut(framed: pa.Array) -> Iterator[FramedMessages]:
-    """Framed messages in requests of a moderate size."""
-    _, offsets_buffer, data = framed.buffers()
-    width = numpy.dtype("<i8" if pa.types.is_large_binary(framed.type) else "<i4")
-    offsets = numpy.frombuffer(offsets_buffer, width, len(framed) + 1)
-    view = memoryview(data)
-    first = 0
-    while first < len(framed):
+def _cut(offsets: Numbers) -> list[int]:
+    """Where requests of a moderate size begin, and the end of the last.
+
+    ``offsets`` are those of the messages in bytes, and the end of the last.
+    """
+    firsts = [0]
+    rows = len(offsets) - 1
+    while firsts[-1] < rows:
+        first = firsts[-1]
         most = int(numpy.searchsorted(offsets, offsets[first] + REQUEST_BYTES, "right")) - 1
-        end = min(max(most, first + 1), first + REQUEST_MESSAGES)
-        yield FramedMessages(end - first, view[offsets[first] : offsets[end]])
-        first = end
+        firsts.append(min(max(most, first + 1), first + REQUEST_MESSAGES))
+    return firsts
 
 
 def _plain(column: Any) -> Any:

@@ -66,7 +66,7 @@ _SIZES_LAST: Final = 30.0
 
 #: Small record batches are joined until they have this many rows or bytes: each one handed to
 #: Spark costs as much as some hundred rows.
-JOINED_ROWS: Final = 8192
+JOINED_ROWS: Final = 16_384
 JOINED_BYTES: Final = 4 << 20
 
 

@@ -43,6 +43,7 @@ from trivium_spark.options import (
     WriteOptions,
     parse_access,
 )
+from trivium_spark.reader import spare_collections
 
 logger = logging.getLogger("trivium_spark")
 
@@ -110,6 +111,7 @@ class RowPublisher:
 
     def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
         """Publish all rows; returns when the broker has acknowledged the last of them."""
+        spare_collections()
         with self._connection() as connection:
             requests = self._framer.requests(batches, connection.partitions)
             return Published(connection.publish(requests))
@@ -120,6 +122,7 @@ class RowPublisher:
         A task without rows asks the broker for nothing. Returns when the broker has all of it on
         disk. The rows count once the part is committed.
         """
+        spare_collections()
         name = f"{place.partition}/{secrets.token_hex(8)}"
         producer = place.producer
         with self._connection() as connection:

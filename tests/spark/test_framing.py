@@ -188,6 +188,14 @@ def test_rows_go_to_a_queue_or_stream_by_its_name() -> None:
         assert message.flags == 1 | 4 | 16
 
 
+def test_the_first_message_of_a_request_finds_out_that_the_place_is_gone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(framing, "REQUEST_MESSAGES", 2)
+    found = messages(batch(value=[b"x"] * 5), queue="q")
+    assert [message.flags & 16 for message in found] == [16, 0, 16, 0, 16]
+
+
 def test_an_exchange_is_published_to_by_routing_key() -> None:
     rows = pa.record_batch({"value": ["x", "y"], "routing_key": ["a.b/c", None]})
     found = messages(rows, exchange="e", topic="d/e")

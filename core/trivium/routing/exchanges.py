@@ -307,10 +307,10 @@ class Demand:
         self._counts: dict[Destination, int] = {}
         self._sizes: dict[Destination, int] = {}
 
-    def add(self, route: Route, size: int) -> None:
-        """A message with ``size`` bytes of payload by ``route``, which is its very own."""
+    def add(self, route: Route, size: int, count: int = 1) -> None:
+        """Messages with ``size`` bytes of payload in all by ``route``, which is their very own."""
         for destination in route.destinations:
-            self._counts[destination] = self._counts.get(destination, 0) + 1
+            self._counts[destination] = self._counts.get(destination, 0) + count
             self._sizes[destination] = self._sizes.get(destination, 0) + size
 
     def refused_by(self) -> Destination | None:

@@ -51,11 +51,15 @@ RETRY_MS: Final = 10_000
 #: Bytes that one read of a part's segments brings into memory.
 _LOAD_BYTES: Final = 4 << 20
 
-#: States of publishing: it waits for its turn, for the disk to write what was published or to read
-#: what is next; or neither, at the start and after a refusal.
+#: Write batches with what was published that are not on the disk, while more is published.
+_UNWRITTEN: Final = 2
+
+#: States of publishing: it waits for its turn, for the disk to write what was published, or for it
+#: to read what is next; or for nothing, at the start and after a refusal.
 _STOPPED: Final = 0
 _SCHEDULED: Final = 1
-_AT_DISK: Final = 2
+_WRITING: Final = 2
+_READING: Final = 3
 
 _HOUR_MS: Final = 3_600_000
 #: Parts looked at in one turn when old ones are sought, and the pause before the next ones.
@@ -342,7 +346,7 @@ class Application(DurabilityWaiter):
 
     def due(self) -> None:
         """Its time has come."""
-        if self._state != _AT_DISK and self._decided:
+        if self._state <= _SCHEDULED and self._decided:
             self._state = _STOPPED
             self.step()
 
@@ -356,7 +360,8 @@ class Application(DurabilityWaiter):
         self._broker.timeouts.stop(self._timer)
 
     def write_batch_durable(self, write_batch: int) -> None:
-        self._go_on()
+        if self._state == _WRITING:
+            self._go_on()
 
     def _go_on(self) -> None:
         if not self._decided:
@@ -384,7 +389,7 @@ class Application(DurabilityWaiter):
                 return
             offset = log.first_offset
             if not log.is_loaded(offset):
-                self._state = _AT_DISK
+                self._state = _READING
                 log.load(offset, _LOAD_BYTES, self._go_on)
                 return
             _, record, _ = log.read(offset, 1, 1)[0]
@@ -399,13 +404,12 @@ class Application(DurabilityWaiter):
         self._parts.ended(self._producer)
 
     def _pause(self) -> None:
-        broker = self._broker
-        if broker.storage.is_durable:
-            self._state = _AT_DISK
-            broker.storage.wait(self)
+        storage = self._broker.storage
+        if storage.is_durable and storage.wait(self) - storage.durable >= _UNWRITTEN:
+            self._state = _WRITING
         else:
             self._state = _SCHEDULED
-            self.resume_at(broker.elapsed_ms + 1)
+            self.resume_at(self._broker.elapsed_ms + 1)
 
 
 class _Step(Timed):

@@ -203,7 +203,8 @@ class Publisher:
         if count > 1:
             routes, messages = self.read(data, at, end, count)
             return self._publish(routes, messages, skip) if skip < count else 0
-        message = self._read_message(data, at, end)
+        message = self._read_message(data, at, end, True)
+        assert message is not None
         if self._end != end:
             raise Malformed("PUBLISH has trailing bytes")
         return self._publish_message(message) if skip < 1 else 0
@@ -218,7 +219,8 @@ class Publisher:
         if self._mandatory:
             self._mandatory = set()
         for index in range(count):
-            message = self._read_message(data, at, end)
+            message = self._read_message(data, at, end, True)
+            assert message is not None
             at = self._end
             if self._is_mandatory:
                 self._mandatory.add(index)
@@ -230,8 +232,32 @@ class Publisher:
             raise Malformed("PUBLISH has trailing bytes")
         return routes, messages
 
-    def _read_message(self, data: bytes, at: i64, end: i64) -> Message:
-        """The message at ``at``; sets where it ends, what its head says, and its route."""
+    def check(self, data: bytes, at: i64, end: i64, count: i64) -> None:
+        """Whether the messages ``data[at:end]`` can be published; nothing of them is kept.
+
+        Raises Malformed, Blocked, Unroutable, and the errors that refuse the request.
+        """
+        missed: list[int] = []
+        for index in range(count):
+            message = self._read_message(data, at, end, False)
+            at = self._end
+            if message is not None and self._leads_nowhere(message, self._route):
+                missed.append(index)
+        if at != end:
+            raise Malformed("STAGE has trailing bytes")
+        if self.blocked is not None:
+            raise Blocked(self.blocked)
+        if missed:
+            raise Unroutable("no binding wants the message", _indexes(missed))
+
+    def _leads_nowhere(self, message: Message, route: Route | None) -> bool:
+        assert route is not None
+        if route.depends_on_message:
+            route = route.resolve(message)
+        return self._vhost.is_unroutable(message, route)
+
+    def _read_message(self, data: bytes, at: i64, end: i64, is_kept: bool) -> Message | None:
+        """The message at ``at``, if it is kept or mandatory; sets where it ends, head and route."""
         data_at: i64 = at + MESSAGE_HEAD_SIZE
         if data_at > end:
             raise Malformed("PUBLISH is cut")
@@ -242,9 +268,8 @@ class Publisher:
         header_at: i64 = data_at + self._names_size
         payload_at: i64 = header_at + (sizes & 0xFFFF_FFFF)
         payload_size: i64 = sizes >> 32 & 0xFFFF_FFFF
-        at = payload_at + payload_size
-        if payload_size >= LARGE_PAYLOAD and self.payloads is not None:
-            at = payload_at
+        is_apart = payload_size >= LARGE_PAYLOAD and self.payloads is not None
+        at = payload_at if is_apart else payload_at + payload_size
         if at > end:
             raise Malformed("PUBLISH has a malformed entry")
         if payload_size > self._max_payload:
@@ -260,8 +285,7 @@ class Publisher:
         mode = self._mode
         persistent = self._is_persistent
         expires = deliver_at = 0
-        insists = False
-        header = b""
+        insists, header = False, b""
         if payload_at > header_at:
             header = self._read_properties(data, header_at, payload_at)
             if self._expiration >= 0:
@@ -275,6 +299,8 @@ class Publisher:
         if self._is_retained and route.address.exchange != RETAINING_EXCHANGE:
             raise InvalidArgument(f"only {RETAINING_EXCHANGE} keeps retained messages")
         self._end = at
+        if not is_kept and not self._is_mandatory:
+            return None
         return Message(
             PROTOCOL_NATIVE,
             route.address,
@@ -365,33 +391,40 @@ class Publisher:
 
         Raises Blocked, Unroutable, Rejected.
         """
-        self.check_routes(routes, messages)
+        if messages and self.blocked is not None:
+            raise Blocked(self.blocked)
+        if self._mandatory:
+            missed = [
+                index
+                for index in sorted(self._mandatory)
+                if self._leads_nowhere(messages[index], routes[index])
+            ]
+            if missed:
+                raise Unroutable("no binding wants the message", _indexes(missed))
         demand = Demand()
+        # Those behind one another that go the same way.
+        last: Route | None = None
+        count = size = 0
         for index, message in enumerate(messages):
             if message.persistent:
                 # Nobody sees it before it is certain.
                 message.mode = EXACTLY_ONCE
             route = routes[index]
-            if route.depends_on_message:
-                route = route.resolve(message)
-            demand.add(route, message.size)
+            if route is not last:
+                if last is not None:
+                    demand.add(last, size, count)
+                last = None if route.depends_on_message else route
+                count = size = 0
+            if last is None:
+                demand.add(route.resolve(message), message.size)
+            else:
+                count += 1
+                size += message.size
+        if last is not None:
+            demand.add(last, size, count)
         full = demand.refused_by()
         if full is not None:
             raise Rejected(f"'{full.name}' has no room for the transaction")
-
-    def check_routes(self, routes: list[Route], messages: list[Message]) -> None:
-        """Whether what was just read has where to go. Raises Blocked, Unroutable."""
-        if messages and self.blocked is not None:
-            raise Blocked(self.blocked)
-        missed: list[int] = []
-        for index in sorted(self._mandatory):
-            route = routes[index]
-            if route.depends_on_message:
-                route = route.resolve(messages[index])
-            if self._vhost.is_unroutable(messages[index], route):
-                missed.append(index)
-        if missed:
-            raise Unroutable("no binding wants the message", _indexes(missed))
 
     def publish_read(self, routes: list[Route], messages: list[Message]) -> None:
         """Publish what was just read and found fit."""

@@ -141,8 +141,7 @@ class Transactions:
         if self._parts.is_committed(producer, sequence):
             reply["committed"] = True
         else:
-            routes, messages = self._publisher.read(data, at, end, count)
-            self._publisher.check_routes(routes, messages)
+            self._publisher.check(data, at, end, count)
             self._parts.stage(producer, sequence, part, index, count, data[at:end])
         self._connection.reply_when_durable(correlation, reply)
 
