@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Final, TypeVar
 from urllib.parse import unquote, urlsplit
@@ -38,6 +38,7 @@ from trivium_native.errors import (
     TooManyRequests,
 )
 from trivium_native.requests import (
+    FILTER,
     Operation,
     committed,
     fetch,
@@ -106,6 +107,19 @@ _TRANSIENT: Final = (ConnectionFailed, TimedOut, Blocked, ShuttingDown, ClosedBy
 
 class StreamGone(Exception):
     """The stream that a range belongs to was deleted. The text says what is there instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """What one fetch has of a range: record batches with their first offsets.
+
+    It has all that is wanted from offset ``start`` up to before ``after``. The first batch may
+    begin before ``start``, and the last end after the range.
+    """
+
+    start: int
+    after: int
+    batches: list[tuple[int, RecordBatch]]
 
 
 class ReconnectingConnection:
@@ -214,49 +228,73 @@ class ReconnectingConnection:
         for (stream, number), offset in places.items():
             wanted = OffsetRange(stream, number, snapshot[stream].incarnation, offset, offset + 1)
             try:
-                batches = self.fetch(wanted, offset, max_bytes=1)
+                batches = self.fetch(wanted, offset, max_bytes=1).batches
             except StreamGone:
                 continue
             for _, batch in batches:
                 sizes[stream, number] = len(batch.data) / batch.count
         return sizes
 
-    def fetch(
-        self, wanted: OffsetRange, position: int, max_bytes: int = FETCH_BYTES
-    ) -> list[tuple[int, RecordBatch]]:
-        """Record batches of a range with their first offsets, from the one with ``position`` on.
+    @property
+    def can_filter(self) -> bool:
+        """Whether the broker can hand over the records of some topics alone."""
+        return self._repeat(lambda client: FILTER in client.features)
 
-        At least one, and otherwise at most ``max_bytes``. Where that offset does not exist any more
-        the result begins at the first that does. It is empty when nothing of the range exists from
-        ``position`` on. Raises StreamGone.
+    def fetch(
+        self,
+        wanted: OffsetRange,
+        position: int,
+        max_bytes: int = FETCH_BYTES,
+        topic_filter: str | None = None,
+    ) -> Piece:
+        """Record batches of a range, from the one with ``position`` on.
+
+        Without a filter at least one, and otherwise at most about ``max_bytes``. Where that offset
+        does not exist any more the part starts at the first that does. It ends where it starts when
+        nothing of the range exists from ``position`` on. Raises StreamGone.
         """
+        start = position
         try:
             try:
-                fetched = self._fetched(wanted, position, max_bytes)
+                fetched = self._fetched(wanted, position, max_bytes, topic_filter)
             except OffsetOutOfRange as error:
                 first = error.detail.get("first_offset")
                 if not isinstance(first, int) or not position < first < wanted.end:
-                    return []
-                fetched = self._fetched(wanted, first, max_bytes)
+                    return Piece(position, position, [])
+                start = first
+                fetched = self._fetched(wanted, first, max_bytes, topic_filter)
         except (NotFound, StreamChanged) as error:
             raise StreamGone(error.text) from error
         except NativeError as error:
             raise TriviumSparkError(error.text) from None
-        return [
+        batches = [
             (stored.base_offset, _view(stored, wanted))
-            for stored in fetched
+            for stored in fetched.batches
             if stored.base_offset < wanted.end
         ]
+        after = fetched.next_offset
+        if after is None:
+            after = batches[-1][0] + batches[-1][1].span if batches else start
+            start = max(start, batches[0][0]) if batches else start
+        return Piece(start, after, batches)
 
-    def fetch_ahead(self, wanted: OffsetRange, position: int, max_bytes: int) -> None:
+    def fetch_ahead(
+        self,
+        wanted: OffsetRange,
+        position: int,
+        max_bytes: int,
+        topic_filter: str | None = None,
+    ) -> None:
         """Ask for what ``fetch`` with the same arguments, the next call, will want."""
         assert self._ahead is None
-        request = _fetch(wanted, position, max_bytes)
+        request = _fetch(wanted, position, max_bytes, topic_filter)
         # What is wrong with the connection is seen when the answer is wanted.
         with suppress(NativeError):
             self._ahead = (wanted, position), self._connected().start(request), request
 
-    def _fetched(self, wanted: OffsetRange, position: int, max_bytes: int) -> list[StoredBatch]:
+    def _fetched(
+        self, wanted: OffsetRange, position: int, max_bytes: int, topic_filter: str | None
+    ) -> Fetched:
         def call(client: SyncClient) -> Fetched:
             ahead, self._ahead = self._ahead, None
             if ahead is not None:
@@ -264,9 +302,9 @@ class ReconnectingConnection:
                 fetched = client.finish(number, request)
                 if place == (wanted, position):
                     return fetched
-            return client.run(_fetch(wanted, position, max_bytes))
+            return client.run(_fetch(wanted, position, max_bytes, topic_filter))
 
-        return self._repeat(call).batches
+        return self._repeat(call)
 
     @property
     def is_holding(self) -> bool:
@@ -481,13 +519,16 @@ def _view(stored: StoredBatch, wanted: OffsetRange) -> RecordBatch:
         raise TriviumSparkError(f"{name} at offset {stored.base_offset}: {error}") from error
 
 
-def _fetch(wanted: OffsetRange, position: int, max_bytes: int) -> Operation[Fetched]:
+def _fetch(
+    wanted: OffsetRange, position: int, max_bytes: int, topic_filter: str | None
+) -> Operation[Fetched]:
     return fetch(
         wanted.stream,
         wanted.partition,
         position,
         incarnation=wanted.incarnation,
         max_bytes=max_bytes,
+        topic_filter=topic_filter,
     )
 
 

@@ -1,7 +1,8 @@
 """Filters of a batch query that the source takes over from Spark (option ``pushFilters``).
 
 What a filter says of streams, partitions and offsets becomes ranges that are not read. What it says
-of topics and arrival times is looked at before rows are handed to Spark.
+of topics and arrival times is looked at before rows are handed to Spark; where topics have an MQTT
+filter, the broker leaves out the others already.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ from pyspark.sql.datasource import (
     StringStartsWith,
 )
 
+from trivium.streams.filtering import TopicFilter
 from trivium_spark.offsets import OffsetRange
 
 Comparison = EqualTo | GreaterThan | GreaterThanOrEqual | LessThan | LessThanOrEqual
@@ -75,6 +77,12 @@ class Pushed:
                 self._of_ranges.append((column, one))
         return left
 
+    @property
+    def topic_filter(self) -> str | None:
+        """An MQTT filter for all topics that are wanted, and perhaps others, if there is one."""
+        found = [_topic_filter(one) for column, one in self._of_rows if column == "topic"]
+        return min(filter(None, found), key=_is_wide, default=None)
+
     def narrow(self, ranges: Sequence[OffsetRange]) -> list[OffsetRange]:
         """What of the ranges may have rows that are wanted."""
         found = list(ranges)
@@ -91,6 +99,30 @@ class Pushed:
         for column, one in self._of_rows:
             batch = batch.filter(_mask(one, batch.column(column)))
         return batch
+
+
+def _topic_filter(one: Filter) -> str | None:
+    """A filter for the topics for which ``one`` holds, if there is one."""
+    further = ""
+    if isinstance(one, EqualTo):
+        topic = str(one.value)
+    elif isinstance(one, StringStartsWith) and "/" in one.value:
+        topic = str(one.value).rpartition("/")[0]
+        further = "/#"
+    else:
+        return None
+    # U+FFFD stands for what is no text; the wildcards are in no topic.
+    if any(each in topic for each in "+#\ufffd"):
+        return None
+    try:
+        TopicFilter(topic + further)
+    except ValueError:
+        return None
+    return topic + further
+
+
+def _is_wide(topic_filter: str) -> bool:
+    return topic_filter.endswith("#")
 
 
 def _column_of(one: Filter) -> str | None:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from trivium.common.client_tls import ClientTls, TlsError
+from trivium.streams.filtering import TopicFilter
 from trivium_spark.errors import OptionError
 
 #: seconds for which a call to the broker is repeated, unless ``retryTimeout`` says otherwise:
@@ -147,6 +148,8 @@ class ReadOptions:
     retry_timeout: float
     #: whether Spark leaves filters to a batch query
     push_filters: bool = False
+    #: an MQTT filter: the broker hands over the records of these topics alone
+    topic_filter: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,6 +174,7 @@ def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOp
     """Options for ``readStream`` or ``read``. Raises OptionError."""
     known = [*_ACCESS, *_SELECTIONS, *_positions("starting"), "startingOffsetsByTimestampStrategy"]
     known += ["failOnDataLoss", "retryTimeout", "group", "minPartitions", "maxRecordsPerPartition"]
+    known += ["topicFilter"]
     if is_streaming:
         known += ["maxOffsetsPerTrigger", "maxBytesPerTrigger"]
         known += ["minOffsetsPerTrigger", "maxTriggerDelay"]
@@ -201,7 +205,18 @@ def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOp
         group=group,
         retry_timeout=_seconds(values, "retryTimeout", DEFAULT_RETRY_TIMEOUT),
         push_filters=_boolean(values, "pushFilters", False),
+        topic_filter=_topic_filter(values),
     )
+
+
+def _topic_filter(values: dict[str, str]) -> str | None:
+    text = values.get("topicFilter")
+    if text is not None:
+        try:
+            TopicFilter(text)
+        except ValueError as error:
+            raise OptionError(f"option topicFilter is no topic filter of MQTT: {error}") from None
+    return text
 
 
 def _positions(which: str) -> list[str]:

@@ -35,7 +35,7 @@ from pyspark.sql.types import StructType
 from trivium.streams.records import RecordBatch
 from trivium_native.arrow import BatchConverter
 from trivium_spark.columns import arrow_schema
-from trivium_spark.connection import FETCH_BYTES, ReconnectingConnection, StreamGone
+from trivium_spark.connection import FETCH_BYTES, Piece, ReconnectingConnection, StreamGone
 from trivium_spark.errors import TriviumSparkError, first_line, first_lines
 from trivium_spark.filters import Pushed
 from trivium_spark.offsets import (
@@ -116,30 +116,37 @@ class RangeReader:
         self, connection: ReconnectingConnection, wanted: OffsetRange
     ) -> Iterator[tuple[int, RecordBatch]]:
         """The record batches of a range, each with its offset."""
+        topic_filter = self._options.topic_filter
+        if topic_filter is None and self.pushed.topic_filter and connection.can_filter:
+            topic_filter = self.pushed.topic_filter
         position = wanted.start
         pace = _Pace()
         while position < wanted.end:
             reason = ""
+            piece = None
             try:
-                fetched = connection.fetch(wanted, position, pace.bytes(wanted.end - position))
+                most = pace.bytes(wanted.end - position)
+                piece = connection.fetch(wanted, position, most, topic_filter)
             except StreamGone as error:
-                fetched = []
                 reason = f" ({error})"
-            if not fetched:
+            if piece is None or piece.after <= position:
                 self._lost(wanted, position, wanted.end, reason)
                 return
-            pace.note(fetched)
-            last, batch = fetched[-1]
-            after = last + batch.span
-            if position < after < wanted.end:
+            pace.note(piece)
+            if piece.after < wanted.end:
                 # While these are read, the broker finds the next ones.
-                connection.fetch_ahead(wanted, after, pace.bytes(wanted.end - after))
-            for base, batch in fetched:
-                if base > position:
+                most = pace.bytes(wanted.end - piece.after)
+                connection.fetch_ahead(wanted, piece.after, most, topic_filter)
+            if piece.start > position:
+                self._lost(wanted, position, piece.start)
+                position = piece.start
+            for base, batch in piece.batches:
+                if base > position and topic_filter is None:
                     self._lost(wanted, position, base)
                 if base + batch.span > position:
                     yield base, batch
                     position = base + batch.span
+            position = piece.after
 
     def _lost(self, wanted: OffsetRange, first: int, after: int, reason: str = "") -> None:
         name = format_partition((wanted.stream, wanted.partition))
@@ -164,11 +171,11 @@ class _Pace:
         #: bytes of a record, about; at first a guess that is rather high
         self._size = 1024.0
 
-    def note(self, fetched: list[tuple[int, RecordBatch]]) -> None:
+    def note(self, piece: Piece) -> None:
         """Learn from what was fetched."""
-        base, last = fetched[-1]
-        size = sum(len(batch.data) for _, batch in fetched)
-        self._size = size / (base + last.span - fetched[0][0])
+        size = sum(len(batch.data) for _, batch in piece.batches)
+        first = piece.batches[0][0] if piece.batches else piece.start
+        self._size = size / (piece.after - min(first, piece.start))
 
     def bytes(self, records: int) -> int:
         """For so many records, and a little more."""

@@ -21,7 +21,7 @@ from trivium.messages.message import (
     register_codec,
 )
 from trivium.runtime.broker import Broker
-from trivium.streams import compaction
+from trivium.streams import collected, compaction
 from trivium.streams.compaction import MIN_BYTES, PERIOD_MS
 from trivium.streams.records import PAYLOAD, RecordBatch
 from trivium.streams.stream import Partition, Stream
@@ -260,7 +260,7 @@ def test_large_states_become_several_batches(stream: Stream) -> None:
     assert len(found) == 20_000 + 3
     batches = partition.read(0, 1 << 30)
     assert 10 <= len(batches) <= 13
-    assert all(RecordBatch(batch).count <= compaction.OUT_RECORDS for _, batch in batches)
+    assert all(RecordBatch(batch).count <= collected.MOST_RECORDS for _, batch in batches)
 
 
 @pytest.mark.parametrize("offset", range(8))

@@ -192,15 +192,19 @@ def _confirmed(body: bytes) -> dict[str, Any]:
 
 
 def _fetched(body: bytes) -> dict[str, Any]:
-    first, mark, count, _ = struct.unpack_from("<qqII", body)
+    first, mark, count, flags = struct.unpack_from("<qqII", body)
     at = 24
+    after: dict[str, Any] = {}
+    if flags & 1:
+        after["next_offset"] = struct.unpack_from("<q", body, at)[0]
+        at += 8
     batches: list[dict[str, Any]] = []
     for _ in range(count):
         base, size, _ = struct.unpack_from("<qII", body, at)
         batches.append({"base_offset": base, "batch": body[at + 16 : at + 16 + size]})
         at += 16 + (size + 7) // 8 * 8
     assert at == len(body)
-    return {"first_offset": first, "high_watermark": mark, "batches": batches}
+    return {"first_offset": first, "high_watermark": mark, **after, "batches": batches}
 
 
 def _with_map(body: bytes) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from trivium_native.sync import SyncClient
 from trivium_native.values import Fetched, FramedMessages, Publication
 from trivium_native.wire.frames import unpack
 from trivium_spark import connection as module
-from trivium_spark.connection import ReconnectingConnection, StreamGone
+from trivium_spark.connection import Piece, ReconnectingConnection, StreamGone
 from trivium_spark.errors import (
     BrokerUnavailable,
     DataLossError,
@@ -61,7 +61,7 @@ def latest(connection: ReconnectingConnection, partition: int) -> int:
 def payloads(connection: ReconnectingConnection, wanted: OffsetRange) -> list[bytes]:
     found: list[bytes] = []
     while len(found) < wanted.end - wanted.start:
-        for _, batch in connection.fetch(wanted, wanted.start + len(found)):
+        for _, batch in connection.fetch(wanted, wanted.start + len(found)).batches:
             found += [batch.message(row).payload for row in range(batch.count)]
     return found
 
@@ -162,8 +162,8 @@ def test_range_of_another_incarnation_is_never_read(
 def test_nothing_beyond_the_end(client: SyncClient, connection: ReconnectingConnection) -> None:
     wanted = OffsetRange("s", 0, client.declare_stream("s", 1), 0, 9)
     connection.publish(messages(b"0", b"1"))
-    assert connection.fetch(wanted, 2) == []
-    assert connection.fetch(wanted, 5) == []
+    assert connection.fetch(wanted, 2) == Piece(2, 2, [])
+    assert connection.fetch(wanted, 5) == Piece(5, 5, [])
 
 
 @pytest.mark.parametrize(("first", "asked"), [(4, [0, 4]), (9, [0]), (12, [0])])
@@ -185,7 +185,7 @@ def test_fetch_goes_on_at_the_first_offset_that_is_kept(
 
     monkeypatch.setattr(module, "connect", lambda url, **_: Trimmed())
     with ReconnectingConnection(Access("trivium://x"), 0) as connection:
-        assert connection.fetch(OffsetRange("s", 0, "one", 0, 9), 0) == []
+        assert connection.fetch(OffsetRange("s", 0, "one", 0, 9), 0).batches == []
     assert offsets == asked
 
 

@@ -94,3 +94,31 @@ def test_rows_are_those_of_the_topics_and_times() -> None:
 )
 def test_other_filters_are_left_to_spark(one: Filter) -> None:
     assert Pushed().take([one]) == [one]
+
+
+@pytest.mark.parametrize(
+    ("one", "expected"),
+    [
+        (EqualTo(("topic",), "a/b"), "a/b"),
+        (EqualTo(("topic",), "a/#"), None),
+        (EqualTo(("topic",), ""), None),
+        (EqualTo(("topic",), "a\ufffd"), None),
+        (EqualTo(("topic",), "/".join("a" * 200)), None),
+        (StringStartsWith(("topic",), "a/"), "a/#"),
+        (StringStartsWith(("topic",), "a/b"), "a/#"),
+        (StringStartsWith(("topic",), "a/b/"), "a/b/#"),
+        (StringStartsWith(("topic",), "/"), "/#"),
+        (StringStartsWith(("topic",), "a"), None),
+        (StringStartsWith(("topic",), "+/a"), None),
+        (EqualTo(("timestamp",), datetime(2020, 1, 1, tzinfo=UTC)), None),
+    ],
+)
+def test_a_filter_of_topics_is_one_for_the_broker_where_mqtt_has_it(
+    one: Filter, expected: str | None
+) -> None:
+    assert pushed(one).topic_filter == expected
+
+
+def test_of_several_filters_the_broker_is_given_a_narrow_one() -> None:
+    both = pushed(StringStartsWith(("topic",), "a/"), EqualTo(("topic",), "a/b"))
+    assert both.topic_filter == "a/b"

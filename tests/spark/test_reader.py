@@ -9,12 +9,13 @@ from types import TracebackType
 
 import pyarrow as pa
 import pytest
-from pyspark.sql.datasource import InputPartition
+from pyspark.sql.datasource import EqualTo, InputPartition
 from pyspark.sql.types import StructType
 
 from trivium.messages.message import Address, Message
 from trivium.streams.records import PAYLOAD, RecordBatch, encode_batch
 from trivium_spark import reader
+from trivium_spark.connection import Piece
 from trivium_spark.errors import DataLossError, TriviumSparkError
 from trivium_spark.offsets import OffsetRange
 from trivium_spark.options import ReadOptions, parse_read_options
@@ -38,6 +39,9 @@ class Stored:
         self._batches = batches
         self._per_fetch = per_fetch
         self._ahead: int | None = None
+        self.can_filter = True
+        #: the filter of each fetch
+        self.filters: list[str | None] = []
 
     def __call__(self, url: str, retry_timeout: float) -> Stored:
         return self
@@ -54,18 +58,25 @@ class Stored:
         pass
 
     def fetch(
-        self, wanted: OffsetRange, position: int, max_bytes: int
-    ) -> list[tuple[int, RecordBatch]]:
+        self, wanted: OffsetRange, position: int, max_bytes: int, topic_filter: str | None
+    ) -> Piece:
         assert self._ahead in (None, position)
+        self.filters.append(topic_filter)
         self._ahead = None
         later = [
             (base, batch)
             for base, batch in self._batches
             if base + batch.span > position and base < wanted.end
         ]
-        return later[: self._per_fetch]
+        found = later[: self._per_fetch]
+        if not found:
+            return Piece(position, position, [])
+        base, last = found[-1]
+        return Piece(max(position, found[0][0]), base + last.span, found)
 
-    def fetch_ahead(self, wanted: OffsetRange, position: int, max_bytes: int) -> None:
+    def fetch_ahead(
+        self, wanted: OffsetRange, position: int, max_bytes: int, topic_filter: str | None
+    ) -> None:
         assert wanted.start < position < wanted.end
         self._ahead = position
 
@@ -111,9 +122,9 @@ class Joining(Stored):
     """The broker joins all batches between two fetches."""
 
     def fetch(
-        self, wanted: OffsetRange, position: int, max_bytes: int
-    ) -> list[tuple[int, RecordBatch]]:
-        fetched = super().fetch(wanted, position, max_bytes)
+        self, wanted: OffsetRange, position: int, max_bytes: int, topic_filter: str | None
+    ) -> Piece:
+        fetched = super().fetch(wanted, position, max_bytes, topic_filter)
         self._batches = (batch(0, 60), batch(60, 40))
         return fetched
 
@@ -220,3 +231,56 @@ def test_a_range_of_a_compacted_stream_has_what_is_left_of_it(
 ) -> None:
     stored = Stored(sparse(0, 10, 0, 3, 9), sparse(10, 10, 2), batch(20, 5), per_fetch=1)
     assert offsets(read(monkeypatch, stored, start, end)) == expected
+
+
+class Filtering(Stored):
+    """Each fetch looks at three offsets, of which it has the first, or nothing."""
+
+    def fetch(
+        self, wanted: OffsetRange, position: int, max_bytes: int, topic_filter: str | None
+    ) -> Piece:
+        assert self._ahead in (None, position)
+        self._ahead = None
+        assert topic_filter == "a/+"
+        return Piece(position, position + 3, [] if position % 2 else [batch(position, 1)])
+
+
+def test_with_a_filter_what_is_left_out_is_no_loss(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reader, "ReconnectingConnection", Filtering())
+    given = {"url": "trivium://x", "stream": "s", "topicFilter": "a/+"}
+    ranges = RangeReader(parse_read_options(given, is_streaming=True), SCHEMA)
+    made = list(ranges.read(OffsetRange("s", 0, "one", 10, 26)))
+    assert offsets(made) == [10, 16, 22]
+
+
+class Trimmed(Stored):
+    """What lies before 20 does not exist any more."""
+
+    def fetch(
+        self, wanted: OffsetRange, position: int, max_bytes: int, topic_filter: str | None
+    ) -> Piece:
+        return Piece(max(position, 20), 30, [batch(25, 1)])
+
+
+def test_with_a_filter_what_does_not_exist_any_more_is_a_loss(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(reader, "ReconnectingConnection", Trimmed())
+    given = {"url": "trivium://x", "stream": "s", "topicFilter": "a/+"}
+    ranges = RangeReader(parse_read_options(given, is_streaming=True), SCHEMA)
+    with pytest.raises(DataLossError, match="s/0: offsets 10 to 19 do not exist"):
+        list(ranges.read(OffsetRange("s", 0, "one", 10, 26)))
+
+
+@pytest.mark.parametrize("can_filter", [False, True])
+def test_a_filter_that_spark_leaves_to_the_source_goes_to_a_broker_that_knows_them(
+    monkeypatch: pytest.MonkeyPatch, can_filter: bool
+) -> None:
+    stored = Stored(batch(0, 2))
+    stored.can_filter = can_filter
+    monkeypatch.setattr(reader, "ReconnectingConnection", stored)
+    schema = pa.schema([*SCHEMA, pa.field("topic", pa.string())])
+    ranges = RangeReader(options(), schema)
+    assert ranges.pushed.take([EqualTo(("topic",), "s")]) == []
+    list(ranges.read(OffsetRange("s", 0, "one", 0, 2)))
+    assert stored.filters == ["s" if can_filter else None]

@@ -5,15 +5,14 @@ from __future__ import annotations
 import json
 import socket
 import threading
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 from pyspark.errors import AnalysisException, StreamingQueryException
-from pyspark.sql import DataFrame, Row, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
+from pyspark.sql import Row, SparkSession
 
 from interop.brokers import TriviumProcess
+from tests.spark.reading import Reading, load, numbers, publish
 from trivium.messages.message import Properties
 from trivium_native.sync import SyncClient, connect
 from trivium_native.values import Publication
@@ -21,59 +20,10 @@ from trivium_native.values import Publication
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 
 
-def publish(client: SyncClient, stream: str, numbers: Sequence[int]) -> None:
-    """Each message in a request, and so mostly in a record batch, of its own."""
-    client.publish_many(
-        [Publication(payload=b"%d" % n, exchange="", routing_key=stream)] for n in numbers
-    )
-
-
-def numbers(rows: Sequence[Row]) -> list[int]:
-    return [int(bytes(row.value)) for row in rows]
-
-
-class Reading:
-    """A streaming query that is stopped and started again with the same checkpoint."""
-
-    def __init__(self, spark: SparkSession, checkpoint: Path, **options: str) -> None:
-        self._spark = spark
-        self._checkpoint = checkpoint
-        self.options = options
-        self.rows: list[Row] = []
-        self.sizes: list[int] = []
-        #: called before a batch is taken; what it raises fails the query
-        self.before_batch: Callable[[], None] = lambda: None
-
-    def _take(self, batch: DataFrame, _: int) -> None:
-        self.before_batch()
-        rows = batch.collect()
-        self.rows += rows
-        self.sizes.append(len(rows))
-
-    def start(self, available_now: bool = False) -> StreamingQuery:
-        frame = self._spark.readStream.format("trivium").options(**self.options).load()
-        writer = frame.writeStream.foreachBatch(self._take)
-        writer = writer.option("checkpointLocation", str(self._checkpoint))
-        if available_now:
-            writer = writer.trigger(availableNow=True)
-        return writer.start()
-
-    def run(self) -> list[int]:
-        """Read what is available now; the numbers read so far."""
-        self.start(available_now=True).awaitTermination()
-        return numbers(self.rows)
-
-
 @pytest.fixture
 def reading(spark: SparkSession, broker: TriviumProcess, tmp_path: Path) -> Reading:
     return Reading(
         spark, tmp_path / "checkpoint", url=broker.url, stream="s", startingOffsets="earliest"
-    )
-
-
-def load(spark: SparkSession, broker: TriviumProcess, **options: str) -> DataFrame:
-    return (
-        spark.read.format("trivium").options(**{"url": broker.url, "stream": "s", **options}).load()
     )
 
 

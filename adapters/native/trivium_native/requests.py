@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from trivium_native.client.group_operations import committed
 from trivium_native.client.operations import Operation, fetch, offset_for_timestamp, publish, stage
+from trivium_native.wire.frames import FILTER
 
-__all__ = ["Operation", "committed", "fetch", "offset_for_timestamp", "publish", "stage"]
+__all__ = ["FILTER", "Operation", "committed", "fetch", "offset_for_timestamp", "publish", "stage"]

@@ -23,10 +23,11 @@ from trivium.common.timers import Timed
 from trivium.common.values import pack, unpack
 from trivium.messages.message import Message
 from trivium.storage.base import Log
+from trivium.streams.collected import Collected
 from trivium.streams.compacted_log import CompactedLog
-from trivium.streams.record_encoder import PLAIN_MESSAGE, Described
-from trivium.streams.record_layout import EXCHANGE, KEY, MAX_SPAN, PAYLOAD, ROUTING_KEY, TIMESTAMP
-from trivium.streams.records import BatchError, RecordBatch, encode_batch
+from trivium.streams.record_encoder import Described
+from trivium.streams.record_layout import EXCHANGE, KEY, PAYLOAD, ROUTING_KEY, TIMESTAMP
+from trivium.streams.records import BatchError, RecordBatch
 from trivium.streams.settings import StreamSettings
 
 if TYPE_CHECKING:
@@ -51,10 +52,6 @@ _LOAD_BYTES: Final = 1 << 20
 MAX_KEYS: Final = 262_144
 MAX_KEY_BYTES: Final = 32 << 20
 
-#: Size of the batches that it makes.
-OUT_BYTES: Final = 256 * 1024
-OUT_RECORDS: Final = 2048
-
 _IDLE: Final = 0
 _SCAN: Final = 1
 _COPY: Final = 2
@@ -66,52 +63,29 @@ class _Output:
     def __init__(self, log: Log, start: int, codec: int) -> None:
         self.log = log
         self.size = 0
-        self._codec = codec
-        #: the offset of the batch
-        self._base = start
-        self._messages: list[Message] = []
-        self._described: list[Described] = []
-        self._deltas: list[int] = []
-        self._bytes = 0
+        self._collected = Collected(start, codec)
 
     def add(self, offset: int, message: Message, described: Described) -> None:
         """A record that stays."""
-        messages = self._messages
-        if messages and (self._bytes >= OUT_BYTES or len(messages) >= OUT_RECORDS):
+        collected = self._collected
+        if not collected.has_room(offset):
             # The batch spans what is gone up to here, so that offsets have no gaps.
             self.flush(offset)
-        if offset - self._base >= MAX_SPAN:
-            self.flush(self._base + MAX_SPAN)
-            self._base = offset
-        self._messages.append(message)
-        self._described.append(described)
-        self._deltas.append(offset - self._base)
-        self._bytes += message.size + len(message.header)
+            collected.begin(offset)
+        collected.add(offset, message, described)
 
     def flush(self, end: int) -> None:
         """Write the batch, which spans the offsets up to before ``end``."""
-        messages = self._messages
-        if not messages:
+        collected = self._collected
+        if not len(collected):
             return
         log = self.log
-        if log.next_offset < self._base:
-            log.skip(self._base - log.next_offset)
-        span = min(end - self._base, MAX_SPAN)
-        described = self._described
-        batch = encode_batch(
-            messages,
-            None if described.count(PLAIN_MESSAGE) == len(described) else described,
-            self._codec,
-            None if span == len(messages) else self._deltas,
-            span,
-        )
+        base = collected.base
+        if log.next_offset < base:
+            log.skip(base - log.next_offset)
+        batch, span = collected.take(end)
         log.append(batch, span)
         self.size += len(batch)
-        self._base = end
-        self._messages = []
-        self._described = []
-        self._deltas = []
-        self._bytes = 0
 
 
 class Compaction(Timed):

@@ -262,9 +262,15 @@ class Fetched:
     first_offset: int
     high_watermark: int
     batches: Sequence[Stored]
+    next_offset: int | None = None
 
     def encode(self) -> bytes:
-        parts = [struct.pack("<qqII", self.first_offset, self.high_watermark, len(self.batches), 0)]
+        flags = int(self.next_offset is not None)
+        parts = [
+            struct.pack("<qqII", self.first_offset, self.high_watermark, len(self.batches), flags)
+        ]
+        if self.next_offset is not None:
+            parts.append(struct.pack("<q", self.next_offset))
         for stored in self.batches:
             size = len(stored.batch)
             parts += [struct.pack("<qII", stored.base_offset, size, 0), stored.batch]
@@ -273,13 +279,14 @@ class Fetched:
 
     @classmethod
     def read(cls, reader: Reader) -> Fetched:
-        first, high, count, _ = reader.fields("<qqII")
+        first, high, count, flags = reader.fields("<qqII")
+        next_offset = reader.fields("<q")[0] if flags & 1 else None
         batches = []
         for _ in range(count):
             base, size, _ = reader.fields("<qII")
             batches.append(Stored(base, reader.bytes(size)))
             reader.bytes(-size % 8)
-        return cls(first, high, batches)
+        return cls(first, high, batches, next_offset)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,9 @@ def to_arrow(
     """
     schema = schema_of(columns)
     batches = fetched.batches
-    after = batches[-1].next_offset if batches else start
+    after = fetched.next_offset
+    if after is None:
+        after = batches[-1].next_offset if batches else start
     views = [(each.base_offset, each.view()) for each in batches]
     found = BatchConverter(stream, partition, schema).convert(views, start, after)
     places = {"next_offset": str(after), "high_watermark": str(fetched.high_watermark)}

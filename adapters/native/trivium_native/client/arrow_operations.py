@@ -21,6 +21,7 @@ def fetch_arrow(
     max_bytes: int | None = None,
     min_bytes: int = 1,
     max_wait: float = 0.0,
+    topic_filter: str | None = None,
 ) -> Operation[Any]:
     """``fetch`` as a ``pyarrow.RecordBatch``: the records from ``offset`` on, by column.
 
@@ -42,6 +43,7 @@ def fetch_arrow(
         max_bytes=max_bytes,
         min_bytes=min_bytes,
         max_wait=max_wait,
+        topic_filter=topic_filter,
     )
 
     def parse(body: bytes) -> Any:
@@ -49,7 +51,13 @@ def fetch_arrow(
         return arrow.to_arrow(fetched, stream, partition, _start(offset, fetched), names)
 
     return Operation(
-        fetching.kind, fetching.body, frames.FETCHED, parse, wait=max_wait, repeats=True
+        fetching.kind,
+        fetching.body,
+        frames.FETCHED,
+        parse,
+        wait=max_wait,
+        repeats=True,
+        needs=fetching.needs,
     )
 
 

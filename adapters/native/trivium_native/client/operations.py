@@ -53,8 +53,9 @@ class Operation(Generic[T]):
     ``behind``: what follows ``body``, and need not be copied. ``publishes``: the broker refuses it
     while publishers are paused. ``wait``: seconds for which the request lets the broker wait before
     it answers. ``repeats``: a repetition on another connection changes nothing that the first one
-    has not. ``secret``: what the client shows from now on for who it is. ``belongs``: what it makes
-    is this connection's alone. ``members``: whose offsets it commits, by group and name.
+    has not. ``needs``: a feature that a broker must have. ``secret``: what the client shows from
+    now on for who it is. ``belongs``: what it makes is this connection's alone. ``members``: whose
+    offsets it commits, by group and name.
     """
 
     secret: bytes | None = None
@@ -72,6 +73,7 @@ class Operation(Generic[T]):
         publishes: bool = False,
         wait: float = 0.0,
         repeats: bool = False,
+        needs: str = "",
     ) -> None:
         self.kind = kind
         self.body = body
@@ -79,6 +81,7 @@ class Operation(Generic[T]):
         self.publishes = publishes
         self.wait = wait
         self.repeats = repeats
+        self.needs = needs
         self._reply = reply
         self._parse = parse
 
@@ -430,9 +433,10 @@ def give_back(subscription: int, first: int, last: int, requeue: bool) -> Operat
 
 def fetched(body: bytes, offset: int | str) -> Fetched:
     """What FETCHED says to who wants the records from ``offset`` on."""
-    first_offset, mark, batches = decode_fetched(body)
+    first_offset, mark, found, after = decode_fetched(body)
     start = offset if isinstance(offset, int) else 0
-    return Fetched(first_offset, mark, [StoredBatch(base, data, start) for base, data in batches])
+    batches = [StoredBatch(base, data, start) for base, data in found]
+    return Fetched(first_offset, mark, batches, None if after < 0 else after)
 
 
 def fetch(
@@ -444,12 +448,16 @@ def fetch(
     max_bytes: int | None = None,
     min_bytes: int = 1,
     max_wait: float = 0.0,
+    topic_filter: str | None = None,
 ) -> Operation[Fetched]:
     """Whole record batches from the one that holds ``offset`` on.
 
     The offset may also be ``first``, ``last`` (the newest record) or ``next``. Waits up to
-    ``max_wait`` seconds for ``min_bytes``; the result may be empty. Raises NotFound,
-    OffsetOutOfRange, StreamChanged.
+    ``max_wait`` seconds for ``min_bytes``; the result may be empty. With an MQTT ``topic_filter``
+    there are no other records than those of topics that match, and ``next_offset`` is where to go
+    on, also where nothing was found: the broker looks at some thousand records at a time. Raises
+    NotFound, OffsetOutOfRange, StreamChanged, and of a filter InvalidArgument, and NotSupported by
+    an older broker.
     """
     fields: dict[str, object] = {
         "stream": stream,
@@ -462,12 +470,22 @@ def fetch(
         fields["incarnation"] = incarnation
     if max_bytes is not None:
         fields["max_bytes"] = max_bytes
+    needs = ""
+    if topic_filter is not None:
+        fields["filter"] = topic_filter
+        needs = frames.FILTER
 
     def parse(body: bytes) -> Fetched:
         return fetched(body, offset)
 
     return Operation(
-        frames.FETCH, pack_fields(fields), frames.FETCHED, parse, wait=max_wait, repeats=True
+        frames.FETCH,
+        pack_fields(fields),
+        frames.FETCHED,
+        parse,
+        wait=max_wait,
+        repeats=True,
+        needs=needs,
     )
 
 

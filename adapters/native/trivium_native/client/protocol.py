@@ -22,6 +22,7 @@ from trivium_native.wire.errors import (
     Malformed,
     NativeError,
     NotFound,
+    NotSupported,
     ProtocolError,
     RemoteProtocolError,
     error_of,
@@ -139,6 +140,8 @@ class ClientProtocol:
         self.max_frame = frames.MAX_HANDSHAKE_FRAME
         #: the codecs of messages that the broker takes; known once Ready
         self.codecs: frozenset[str] = frozenset()
+        #: what the broker takes that not all do; known once Ready
+        self.features: frozenset[str] = frozenset()
         self.is_ready = False
         # Whether the broker has said anything.
         self._heard = False
@@ -180,8 +183,11 @@ class ClientProtocol:
     def send(self, operation: Operation[Any], wants_reply: bool = True) -> int:
         """Send a request; its correlation id, 0 without a reply.
 
-        Raises InvalidArgument when it is larger than the broker takes.
+        Raises InvalidArgument when it is larger than the broker takes, NotSupported when it needs
+        what the broker does not have.
         """
+        if operation.needs and operation.needs not in self.features:
+            raise NotSupported(f"this broker is too old: it does not have {operation.needs!r}")
         body, behind = operation.body, operation.behind
         size = len(body) + len(behind)
         if size + frames.HEAD_SIZE - 4 > self.max_frame:
@@ -256,8 +262,9 @@ class ClientProtocol:
             reply = unpack(frame.body)
             self._heartbeat = int(reply["heartbeat"])
             self.max_frame = int(reply["max_frame"])
-            # Older brokers take none.
+            # Older brokers have none.
             self.codecs = frozenset(reply.get("compression", ()))
+            self.features = frozenset(reply.get("features", ()))
         elif kind == frames.CANCELLED:
             fields = unpack(frame.body)
             # Older brokers send no code.

@@ -236,6 +236,11 @@ class SyncClient(Streaming):
         self.socket.close()
 
     @property
+    def features(self) -> frozenset[str]:
+        """What this broker takes that not all do, such as ``filter`` in a fetch."""
+        return self._protocol.features
+
+    @property
     def max_request(self) -> int:
         """Bytes of the longest request that the broker takes."""
         return self._protocol.max_frame

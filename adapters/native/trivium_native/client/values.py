@@ -316,11 +316,15 @@ class LogStart:
 @dataclass(frozen=True, slots=True)
 class Fetched:
     """The answer to a fetch. The first batch may begin before the offset that was asked for: then
-    ``records()`` begins there all the same."""
+    ``records()`` begins there all the same.
+
+    ``next_offset`` is where a fetch with a filter goes on, None without one.
+    """
 
     first_offset: int
     high_watermark: int
     batches: list[StoredBatch]
+    next_offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,17 +4,21 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from heapq import heapify, heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
 from trivium.security.permissions import READ
+from trivium.streams.filtering import FilteredPage, TopicFilter
 from trivium.streams.stream import Partition, StreamReader
 from trivium_native.server.subscriptions import count_read
-from trivium_native.wire.errors import AccessRefused, NotFound
+from trivium_native.wire.errors import AccessRefused, NotFound, OffsetOutOfRange
 from trivium_native.wire.messages import encode_fetched
 
 if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection
+
+#: Bytes that are brought into memory at a time to look for records of some topics.
+_SEARCH_BYTES: Final = 1 << 20
 
 
 class Fetch(StreamReader):
@@ -33,6 +37,7 @@ class Fetch(StreamReader):
         min_bytes: int,
         max_bytes: int,
         deadline_ms: int,
+        topic_filter: TopicFilter | None,
     ) -> None:
         self.connection = connection
         self.correlation = correlation
@@ -41,6 +46,9 @@ class Fetch(StreamReader):
         self._offset = offset
         self._min_bytes = min_bytes
         self._max_bytes = max_bytes
+        self._page: FilteredPage | None = None
+        if topic_filter is not None:
+            self._page = FilteredPage(partition, offset, topic_filter, max_bytes)
         self._is_waiting = False
         self._is_loading = False
 
@@ -64,26 +72,65 @@ class Fetch(StreamReader):
         is_due = connection.broker.elapsed_ms >= self.deadline_ms
         if self._is_waiting and not is_due:
             return False
+        page = self._page
+        if page is not None:
+            return self._read_page(page, is_due)
         if not partition.is_loaded(self._offset):
-            self._is_loading = True
-            partition.load(self._offset, self._max_bytes, self._loaded)
+            self._load(self._offset, self._max_bytes)
             return False
         batches = partition.read(self._offset, self._max_bytes)
         size = 0
         for _, batch in batches:
             size += len(batch)
         if size < self._min_bytes and not is_due:
-            self._is_waiting = True
-            partition.wait(self)
+            self._wait()
             return False
+        self._answer(batches)
+        return True
+
+    def _read_page(self, page: FilteredPage, is_due: bool) -> bool:
+        """The same with a filter: a page that is full is the answer, also if it has nothing."""
+        partition = self._partition
+        if not page.more():
+            self._load(page.next_offset, _SEARCH_BYTES)
+            return False
+        if page.is_lost and not page.size:
+            self._stop_waiting()
+            error = OffsetOutOfRange.of(
+                page.next_offset, partition.first_offset, partition.high_watermark
+            )
+            self.connection.send_error(self.correlation, error)
+            return True
+        is_at_end = not page.is_full() and not page.is_lost
+        if is_at_end and page.size < self._min_bytes and not is_due:
+            page.wait()
+            self._wait()
+            return False
+        self._answer(page.batches(), page.next_offset)
+        return True
+
+    def _load(self, offset: int, max_bytes: int) -> None:
+        self._is_loading = True
+        self._partition.load(offset, max_bytes, self._loaded)
+
+    def _wait(self) -> None:
+        self._is_waiting = True
+        self._partition.wait(self)
+
+    def _answer(self, batches: list[tuple[int, bytes]], next_offset: int = -1) -> None:
         self._stop_waiting()
+        connection = self.connection
+        partition = self._partition
         for _, batch in batches:
             count_read(connection, partition, batch)
         for piece in encode_fetched(
-            self.correlation, partition.first_offset, partition.high_watermark, batches
+            self.correlation,
+            partition.first_offset,
+            partition.high_watermark,
+            batches,
+            next_offset,
         ):
             connection.send(piece)
-        return True
 
     @property
     def is_permitted(self) -> bool:

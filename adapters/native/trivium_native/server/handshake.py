@@ -40,6 +40,9 @@ logger = logging.getLogger(__name__)
 #: the codecs that messages of PUBLISH may be compressed by
 COMPRESSION: Final = ["lz4", "zstd"]
 
+#: what came to version 1 that older brokers do not take
+FEATURES: Final = [frames.FILTER]
+
 #: Why input is held: a thread checks the password. Nothing is to pile up meanwhile.
 UNDECIDED: Final = FOR_PROTOCOL
 #: What the client has asked for is not done yet. It is not read, so that few such changes (of
@@ -84,6 +87,7 @@ class Handshake:
             "max_frame": max_frame(self._connection.options),
             "broker": f"trivium {trivium.__version__}",
             "compression": COMPRESSION,
+            "features": FEATURES,
         }
         self._connection.send(encode_frame(frames.HELLO, frame.correlation, pack(reply)))
 

@@ -10,6 +10,7 @@ from trivium.messages.message import HeaderValue
 from trivium.routing.exchanges import Binding, HeadersExchange, valid_headers_match
 from trivium.runtime.adapter import declarer_of
 from trivium.security.permissions import CONFIGURE, READ, WRITE
+from trivium.streams.filtering import TopicFilter
 from trivium.streams.stream import Partition
 from trivium.vhost.extending import add_partitions
 from trivium.vhost.virtual_host import VirtualHost
@@ -51,6 +52,9 @@ if TYPE_CHECKING:
 MAX_STREAMS: Final = 1024
 MAX_DESCRIBED: Final = 131_072
 _FEWER: Final = "too many partitions for one reply: name fewer streams"
+
+#: Longest topic filter in bytes, as in MQTT.
+_MAX_FILTER: Final = 0xFFFF
 
 _MAX_U32: Final = 0xFFFF_FFFF
 _MAX_OFFSET: Final = (1 << 63) - 1
@@ -192,14 +196,7 @@ class Requests:
             return partition.high_watermark
         assert isinstance(offset, int)
         if not partition.first_offset <= offset <= partition.high_watermark:
-            raise OffsetOutOfRange(
-                f"offset {offset} is not from {partition.first_offset}"
-                f" to {partition.high_watermark}",
-                {
-                    "first_offset": partition.first_offset,
-                    "high_watermark": partition.high_watermark,
-                },
-            )
+            raise OffsetOutOfRange.of(offset, partition.first_offset, partition.high_watermark)
         return offset
 
     def _fetch(self, correlation: int, fields: Fields) -> None:
@@ -210,6 +207,7 @@ class Requests:
         max_bytes = fields.integer("max_bytes", 0, _MAX_OFFSET, options.max_fetch_bytes)
         min_bytes = fields.integer("min_bytes", 0, _MAX_OFFSET, 1)
         max_wait = fields.integer("max_wait_ms", 0, _MAX_OFFSET, 0)
+        topic_filter = _topic_filter(fields)
         fields.finish()
         if len(connection.fetches) >= options.max_fetches:
             most = options.max_fetches
@@ -223,6 +221,7 @@ class Requests:
             min(min_bytes, max_bytes),
             max_bytes,
             connection.broker.elapsed_ms + min(max_wait, options.max_fetch_wait_ms),
+            topic_filter,
         )
         if not fetch.step():
             connection.fetches.add(fetch)
@@ -432,3 +431,13 @@ class Requests:
         queue = self._vhost.queue(name, self._connection)
         fields.finish()
         self._connection.reply_when_durable(correlation, {"messages": queue.purge()})
+
+
+def _topic_filter(fields: Fields) -> TopicFilter | None:
+    text = fields.optional_text("filter", _MAX_FILTER)
+    if text is None:
+        return None
+    try:
+        return TopicFilter(text)
+    except ValueError as error:
+        raise InvalidArgument(f"'filter' is no topic filter: {error}") from None

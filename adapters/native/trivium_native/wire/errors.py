@@ -149,6 +149,14 @@ class OffsetOutOfRange(RequestError):
 
     code = 304
 
+    @classmethod
+    def of(cls, offset: int, first_offset: int, high_watermark: int) -> OffsetOutOfRange:
+        """The error for an offset that is not from one to the other."""
+        return cls(
+            f"offset {offset} is not from {first_offset} to {high_watermark}",
+            {"first_offset": first_offset, "high_watermark": high_watermark},
+        )
+
 
 class StreamChanged(RequestError):
     """The stream is another one of that name; ``detail`` has its ``incarnation``."""

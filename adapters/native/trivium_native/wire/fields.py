@@ -38,12 +38,12 @@ class Fields:
             raise InvalidArgument(f"'{name}' must be text of at most {max_bytes} bytes")
         return value
 
-    def optional_text(self, name: str) -> str | None:
+    def optional_text(self, name: str, max_bytes: int = 255) -> str | None:
         """A text, or None when it is absent."""
         if self._fields.get(name) is None:
             self._take(name)
             return None
-        return self.text(name)
+        return self.text(name, None, max_bytes)
 
     def data(self, name: str, default: bytes | None = None, max_bytes: int = 65_535) -> bytes:
         """Bytes, at most ``max_bytes``; required unless there is a default."""

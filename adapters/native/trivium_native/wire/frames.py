@@ -20,6 +20,8 @@ VERSION: Final = 1
 #: in HELLO, so that a stray client of another protocol is told from one of ours
 PROTOCOL_NAME: Final = "trivium"
 DEFAULT_PORT: Final = 7650
+#: a feature of brokers: FETCH has a filter
+FILTER: Final = "filter"
 
 # Session
 HELLO: Final = 0x01

@@ -56,9 +56,12 @@ DELIVERY: Final = Struct("<IBBHQqq")
 DELIVERY_SIZE: Final = 32
 REDELIVERED: Final = 1
 
-#: first offset, high watermark, count of batches, reserved
+#: first offset, high watermark, count of batches, flags
 FETCHED_HEAD: Final = Struct("<qqII")
 FETCHED_HEAD_SIZE: Final = 24
+#: Flag of that: an i64 follows, the offset to go on at.
+HAS_NEXT_OFFSET: Final = 1
+NEXT_OFFSET_SIZE: Final = 8
 #: base offset, size, reserved; then the batch, padded to a multiple of 8
 STORED: Final = Struct("<qII")
 STORED_SIZE: Final = 16
@@ -168,17 +171,30 @@ def decode_message(data: bytes, at: i64) -> tuple[FramedMessage, int]:
 
 
 def encode_fetched(
-    correlation: int, first_offset: int, mark: int, batches: list[tuple[int, bytes]]
+    correlation: int,
+    first_offset: int,
+    mark: int,
+    batches: list[tuple[int, bytes]],
+    next_offset: int = -1,
 ) -> list[bytes]:
-    """FETCHED in pieces: whole stored batches as they are, with their base offsets between them."""
+    """FETCHED in pieces: whole stored batches as they are, with their base offsets between them.
+
+    ``next_offset`` is where to go on; -1 where the batches say it.
+    """
     size: i64 = FETCHED_HEAD_SIZE
+    flags: i64 = 0
+    if next_offset >= 0:
+        size += NEXT_OFFSET_SIZE
+        flags = HAS_NEXT_OFFSET
     for _, batch in batches:
         size += STORED_SIZE + len(batch) + len(_PADDING[len(batch) & 7])
     writer = BytesWriter()
     write_head(writer, FETCHED, correlation, size)
     write_i64_le(writer, first_offset)
     write_i64_le(writer, mark)
-    write_i64_le(writer, len(batches))
+    write_i64_le(writer, len(batches) | flags << 32)
+    if flags:
+        write_i64_le(writer, next_offset)
     pieces: list[bytes] = []
     for base, batch in batches:
         write_i64_le(writer, base)
@@ -191,13 +207,22 @@ def encode_fetched(
     return pieces
 
 
-def decode_fetched(body: bytes) -> tuple[int, int, list[tuple[int, bytes]]]:
-    """First offset, high watermark and the batches of a FETCHED body. Raises Malformed."""
+def decode_fetched(body: bytes) -> tuple[int, int, list[tuple[int, bytes]], int]:
+    """First offset, high watermark, batches and next offset of a FETCHED body.
+
+    The next offset is -1 where the batches say it. Raises Malformed.
+    """
     size = len(body)
     if size < FETCHED_HEAD_SIZE:
         raise Malformed("FETCHED is cut")
-    first_offset, mark, count, _ = FETCHED_HEAD.unpack_from(body)
+    first_offset, mark, count, flags = FETCHED_HEAD.unpack_from(body)
     at = FETCHED_HEAD_SIZE
+    next_offset = -1
+    if flags & HAS_NEXT_OFFSET:
+        if size < FETCHED_HEAD_SIZE + NEXT_OFFSET_SIZE:
+            raise Malformed("FETCHED is cut")
+        next_offset = read_i64_le(body, at)
+        at += NEXT_OFFSET_SIZE
     batches: list[tuple[int, bytes]] = []
     for _index in range(count):
         if at + STORED_SIZE > size:
@@ -210,4 +235,4 @@ def decode_fetched(body: bytes) -> tuple[int, int, list[tuple[int, bytes]]]:
         at += length + (-length & 7)
     if at != size:
         raise Malformed("FETCHED has trailing bytes")
-    return first_offset, mark, batches
+    return first_offset, mark, batches, next_offset
