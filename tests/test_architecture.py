@@ -316,6 +316,7 @@ SPARK_USES = {
     "trivium.messages.neutral",
     "trivium.common.client_tls",
     "trivium.common.secrets",
+    "trivium.streams.filtering",
     "trivium.streams.records",
     "trivium.messages.topics",
     "trivium_native.arrow",

@@ -14,6 +14,7 @@ from typing import Final, Literal
 
 from trivium.common.client_tls import ClientTls, TlsError
 from trivium.streams.filtering import TopicFilter
+from trivium_native.arrow import TYPES
 from trivium_spark.errors import OptionError
 
 #: seconds for which a call to the broker is repeated, unless ``retryTimeout`` says otherwise:
@@ -43,6 +44,9 @@ BATCH_OPTIONS: Final = (
     "endingTimestamp",
     "pushFilters",
 )
+
+#: options that say how payloads are decoded
+_DECODING: Final = ("decode", "schema", "mode", "columnNameOfCorruptRecord")
 
 #: Options by which ``write_batch`` says what a batch query writes.
 PRODUCER_OPTION: Final = "transactionProducer"
@@ -134,6 +138,28 @@ class Division:
 
 
 @dataclass(frozen=True, slots=True)
+class Decoding:
+    """How payloads are decoded: ``form`` is text, json or avro, ``schema`` that of the option.
+
+    What is bad ends the query if ``is_strict``, and stands in ``corrupt_column`` otherwise.
+    """
+
+    form: str
+    schema: str | None
+    is_strict: bool
+    corrupt_column: str
+
+    @property
+    def what(self) -> str:
+        """What a payload should be."""
+        return {
+            "text": "text in UTF-8",
+            "json": "JSON of this schema",
+            "avro": "datum of this schema of Avro",
+        }[self.form]
+
+
+@dataclass(frozen=True, slots=True)
 class ReadOptions:
     """Options of a read."""
 
@@ -150,6 +176,8 @@ class ReadOptions:
     push_filters: bool = False
     #: an MQTT filter: the broker hands over the records of these topics alone
     topic_filter: str | None = None
+    #: how payloads are decoded, if they are
+    decoding: Decoding | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +202,7 @@ def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOp
     """Options for ``readStream`` or ``read``. Raises OptionError."""
     known = [*_ACCESS, *_SELECTIONS, *_positions("starting"), "startingOffsetsByTimestampStrategy"]
     known += ["failOnDataLoss", "retryTimeout", "group", "minPartitions", "maxRecordsPerPartition"]
-    known += ["topicFilter"]
+    known += ["topicFilter", *_DECODING]
     if is_streaming:
         known += ["maxOffsetsPerTrigger", "maxBytesPerTrigger"]
         known += ["minOffsetsPerTrigger", "maxTriggerDelay"]
@@ -206,6 +234,7 @@ def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOp
         retry_timeout=_seconds(values, "retryTimeout", DEFAULT_RETRY_TIMEOUT),
         push_filters=_boolean(values, "pushFilters", False),
         topic_filter=_topic_filter(values),
+        decoding=_decoding(values),
     )
 
 
@@ -217,6 +246,28 @@ def _topic_filter(values: dict[str, str]) -> str | None:
         except ValueError as error:
             raise OptionError(f"option topicFilter is no topic filter of MQTT: {error}") from None
     return text
+
+
+def _decoding(values: dict[str, str]) -> Decoding | None:
+    given = [name for name in _DECODING if name in values]
+    if not given:
+        return None
+    if "decode" not in values:
+        raise OptionError(f"option {given[0]} needs option decode")
+    form = values["decode"].strip().lower()
+    if form not in ("text", "json", "avro"):
+        raise OptionError("option decode is text, json or avro")
+    mode = values.get("mode", "PERMISSIVE").strip().upper()
+    if mode not in ("PERMISSIVE", "FAILFAST"):
+        raise OptionError("option mode is PERMISSIVE or FAILFAST")
+    if form == "text" and "schema" in values:
+        raise OptionError("option schema: text has none")
+    if form == "avro":
+        _required(values, "schema")
+    column = values.get("columnNameOfCorruptRecord", "_corrupt_record")
+    if column == "data" or column in TYPES or "`" in column:
+        raise OptionError(f"option columnNameOfCorruptRecord: {column} is another column")
+    return Decoding(form, _optional(values, "schema"), mode == "FAILFAST", column)
 
 
 def _positions(which: str) -> list[str]:

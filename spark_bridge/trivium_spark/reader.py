@@ -33,9 +33,10 @@ from pyspark.sql.streaming.datasource import (
 from pyspark.sql.types import StructType
 
 from trivium.streams.records import RecordBatch
-from trivium_native.arrow import BatchConverter
+from trivium_native.arrow import TYPES, BatchConverter
 from trivium_spark.columns import arrow_schema
 from trivium_spark.connection import FETCH_BYTES, Piece, ReconnectingConnection, StreamGone
+from trivium_spark.decoding import Decoder
 from trivium_spark.errors import TriviumSparkError, first_line, first_lines
 from trivium_spark.filters import Pushed
 from trivium_spark.offsets import (
@@ -80,9 +81,12 @@ class RangePartition(InputPartition):
 class RangeReader:
     """What a task needs to read ranges. Picklable: it holds no connection."""
 
-    def __init__(self, options: ReadOptions, schema: pa.Schema) -> None:
+    def __init__(
+        self, options: ReadOptions, schema: pa.Schema, decoder: Decoder | None = None
+    ) -> None:
         self._options = options
         self._schema = schema
+        self._decoder = decoder
         #: what Spark has left to this source
         self.pushed = Pushed()
 
@@ -108,6 +112,8 @@ class RangeReader:
                     raise TriviumSparkError(f"{name} at offset {at}: {error}") from error
                 position = base + last.span
                 rows = self.pushed.rows(rows)
+                if self._decoder is not None:
+                    rows = self._decoder.columns(rows, wanted.stream, wanted.partition)
                 # Of a compacted stream there may be none there.
                 if rows.num_rows:
                     yield rows
@@ -152,6 +158,18 @@ class RangeReader:
         name = format_partition((wanted.stream, wanted.partition))
         loss = f"{name}: offsets {first} to {after - 1} do not exist{reason}"
         report([loss], self._options.fail_on_data_loss)
+
+
+def range_reader(options: ReadOptions, schema: StructType) -> RangeReader:
+    """What reads the columns of a query's schema. Raises OptionError for one that there is not."""
+    if options.decoding is None:
+        return RangeReader(options, arrow_schema(schema))
+    decoder = Decoder(options.decoding, schema)
+    columns = arrow_schema(decoder.plain)
+    for name in decoder.needed:
+        if name not in columns.names:
+            columns = columns.append(pa.field(name, TYPES[name]))
+    return RangeReader(options, columns, decoder)
 
 
 @functools.cache
@@ -233,7 +251,7 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
-        self._reader = RangeReader(options, arrow_schema(schema))
+        self._reader = range_reader(options, schema)
         self._connection: ReconnectingConnection | None = None
         self._target: Offsets | None = None
         self._newest: Offsets | None = None
@@ -343,7 +361,7 @@ class TriviumReader(DataSourceReader):
 
     def __init__(self, options: ReadOptions, schema: StructType) -> None:
         self._options = options
-        self._reader = RangeReader(options, arrow_schema(schema))
+        self._reader = range_reader(options, schema)
 
     def partitions(self) -> list[InputPartition]:
         options = self._options

@@ -6,6 +6,7 @@ from pyspark.sql.datasource import DataSource
 from pyspark.sql.types import StructType
 
 from trivium_spark.columns import SCHEMA
+from trivium_spark.decoding import decoded_schema
 from trivium_spark.errors import OptionError, first_lines
 from trivium_spark.options import BATCH_OPTIONS, parse_read_options, parse_write_options
 from trivium_spark.reader import FilteringReader, TriviumReader, TriviumStreamReader
@@ -24,11 +25,11 @@ class TriviumDataSource(DataSource):
     def name(cls) -> str:
         return "trivium"
 
-    def schema(self) -> str:
+    def schema(self) -> str | StructType:
         # Only a load asks for it: the place to complain before a query starts.
         is_batch = any(name in self.options for name in BATCH_OPTIONS)
-        parse_read_options(self.options, is_streaming=not is_batch)
-        return SCHEMA
+        options = parse_read_options(self.options, is_streaming=not is_batch)
+        return SCHEMA if options.decoding is None else decoded_schema(options.decoding)
 
     def reader(self, schema: StructType) -> TriviumReader:
         options = parse_read_options(self.options, is_streaming=False)
