@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from tests.support.core import broker_of, message, open_broker
 from trivium.messages.topics import key_of
-from trivium.streams.filtering import PAGE_COST, FilteredPage, TopicFilter
+from trivium.streams.filtering import LEAST_COPIED, PAGE_COST, FilteredPage, TopicFilter
 from trivium.streams.records import ROUTING_KEY, RecordBatch
 from trivium.streams.stream import Partition, Stream
 
@@ -200,7 +200,24 @@ def test_a_large_batch_of_which_half_matches_takes_several_pages() -> None:
     assert len(partition.read(0, ALL)) == 1
     found, pages = read_all(partition, "b", 0)
     assert found == list(range(1, PAGE_COST, 2))
-    assert pages > 2
+    # Half of what a page costs is for records that it copies, at most 1,024 more.
+    assert 2 < pages < 8
+
+
+def test_a_large_batch_of_which_all_matches_is_one_page() -> None:
+    stream = declare()
+    add(stream, [b"a.%d" % number for number in range(PAGE_COST)])
+    (partition,) = stream.partitions
+    assert len(partition.read(0, ALL)) == 1
+    assert read_all(partition, "#", 0) == (list(range(PAGE_COST)), 1)
+
+
+def test_a_large_batch_of_which_one_record_does_not_match_takes_few_pages() -> None:
+    stream = declare()
+    add(stream, [b"a.%d" % number for number in range(PAGE_COST - 1)] + [b"b"])
+    (partition,) = stream.partitions
+    found, pages = read_all(partition, "a/+", 0)
+    assert (found, pages <= PAGE_COST // LEAST_COPIED) == (list(range(PAGE_COST - 1)), True)
 
 
 def test_a_damaged_batch_is_handed_over_for_the_reader_to_say_so() -> None:

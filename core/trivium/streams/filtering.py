@@ -29,6 +29,8 @@ if TYPE_CHECKING:
 
 #: What a page costs at most: some milliseconds. Looking at a record costs 1.
 PAGE_COST: Final = 16_384
+#: So many records are copied from a batch whatever the page has cost.
+LEAST_COPIED: Final = 1024
 _BATCH_COST: Final = 20
 _COPY_COST: Final = 6
 _DECISION_COST: Final = 8
@@ -167,19 +169,26 @@ class FilteredPage:
         self.next_offset = end if after == view.count else base + view.delta(after)
 
     def _find(self, view: RecordBatch, first: int, rows: list[int]) -> int:
-        """Add the rows that are wanted, from ``first`` on; the row before which it ended."""
+        """Add the rows that are wanted, from ``first`` on; the row before which it ended.
+
+        It does not end while all are wanted: then the batch may be handed over as it is.
+        """
         wanted = self._filter
         column = view.columns.get(ROUTING_KEY)
         if column is None or column.kind == CONSTANT:
             if wanted.matches(view.binary(ROUTING_KEY, 0) or b""):
                 rows.extend(range(first, view.count))
             return view.count
+        is_mixed = False
         for row in range(first, view.count):
             wanted.cost = 1
             if wanted.matches(view.binary(ROUTING_KEY, row) or b""):
                 rows.append(row)
+            else:
+                is_mixed = True
             self._budget -= wanted.cost
-            if self._budget <= 0:
+            if is_mixed and self._budget <= _COPY_COST * len(rows):
+                # What was found can just be copied.
                 return row + 1
         return view.count
 
@@ -191,8 +200,8 @@ class FilteredPage:
     def _add_rows(self, base: int, view: RecordBatch, rows: list[int], after: int) -> int:
         """Copy rows; the row before which it ended, which is ``after`` where it copied all."""
         collected = self._collected
-        for row in rows:
-            if self._budget <= 0 and row != rows[0]:
+        for index, row in enumerate(rows):
+            if self._budget <= 0 and index >= LEAST_COPIED:
                 return row
             offset = base + view.delta(row)
             if not len(collected):
