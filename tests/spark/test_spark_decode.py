@@ -33,7 +33,7 @@ def test_json_becomes_columns_and_what_is_bad_stands_beside_them(
     publish(client, json.dumps(good).encode(), b"x", b'{"city": 1}', b"")
     frame = load(spark, broker, decode="json", schema=DDL)
     rows = frame.orderBy("offset").select("data.*", "_corrupt_record", "topic").collect()
-    assert [(row.city, row._corrupt_record) for row in rows] == [
+    assert [(row.city, row["_corrupt_record"]) for row in rows] == [
         ("Bern", None),
         (None, b"x"),
         (None, b'{"city": 1}'),
