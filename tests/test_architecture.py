@@ -317,6 +317,7 @@ SPARK_USES = {
     "trivium.common.client_tls",
     "trivium.common.secrets",
     "trivium.streams.filtering",
+    "trivium.streams.record_encoder",
     "trivium.streams.records",
     "trivium.messages.topics",
     "trivium_native.arrow",

@@ -18,6 +18,7 @@ from trivium_spark.errors import (
 )
 
 try:
+    from trivium_spark.queues import read_queue
     from trivium_spark.source import TriviumDataSource
     from trivium_spark.writer import forget_query, write_batch
 except ImportError as error:
@@ -32,5 +33,6 @@ __all__ = [
     "TriviumDataSource",
     "TriviumSparkError",
     "forget_query",
+    "read_queue",
     "write_batch",
 ]

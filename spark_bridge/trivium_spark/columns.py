@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
 from pyspark.sql.types import StructType
 
 from trivium_native import arrow
@@ -21,24 +23,34 @@ _KINDS: Final = {
     arrow.TYPES["user_properties"]: "map<string,string>",
 }
 
-#: name and Spark type of all columns of a read, in order
-COLUMNS: Final = tuple((name, _KINDS[arrow.TYPES[name]]) for name in arrow.COLUMNS)
-
-#: the same as Spark reads it (DDL)
-SCHEMA: Final = ", ".join(f"{name} {kind}" for name, kind in COLUMNS)
-
-#: columns that there are for a query that asks for them
-MORE_COLUMNS: Final = tuple(
-    (name, _KINDS[kind]) for name, kind in arrow.TYPES.items() if name not in arrow.COLUMNS
+#: the types of the columns of a queue's messages
+QUEUE_TYPES: Final = {
+    **{
+        name: kind
+        for name, kind in arrow.TYPES.items()
+        if name not in ("partition", "offset", "stream")
+    },
+    "queue": pa.string(),
+    "redelivered": pa.bool_(),
+}
+#: those that are read unless others are named
+QUEUE_COLUMNS: Final = (
+    *(name for name in arrow.COLUMNS if name in QUEUE_TYPES),
+    *("queue", "redelivered"),
 )
 
 
-def arrow_schema(schema: StructType) -> pa.Schema:
+def default_schema(names: Sequence[str], types: Mapping[str, pa.DataType]) -> StructType:
+    """These columns as Spark has them."""
+    return from_arrow_schema(pa.schema([(name, types[name]) for name in names]))
+
+
+def arrow_schema(schema: StructType, types: Mapping[str, pa.DataType] = arrow.TYPES) -> pa.Schema:
     """The Arrow schema for a query's schema: the columns that it selects by name.
 
     Raises OptionError for a column that there is not, or that has another type.
     """
-    kinds = dict(COLUMNS + MORE_COLUMNS)
+    kinds = {name: _KINDS[kind] for name, kind in types.items()}
     fields: list[pa.Field] = []
     for field in schema.fields:
         if field.dataType.simpleString() != kinds.get(field.name):
@@ -46,5 +58,5 @@ def arrow_schema(schema: StructType) -> pa.Schema:
                 f"column {field.name} {field.dataType.simpleString()} is not one of:"
                 f" {', '.join(f'{name} {kind}' for name, kind in kinds.items())}"
             )
-        fields.append(pa.field(field.name, arrow.TYPES[field.name], field.nullable))
+        fields.append(pa.field(field.name, types[field.name], field.nullable))
     return pa.schema(fields)

@@ -101,8 +101,8 @@ _LAST_DELAY: Final = 2.0
 _FIRST_PAUSE: Final = 0.002
 _LAST_PAUSE: Final = 0.05
 
-#: The broker is away, starting, stopping or out of room: all of that passes.
-_TRANSIENT: Final = (ConnectionFailed, TimedOut, Blocked, ShuttingDown, ClosedByOperator)
+#: the broker is away, starting, stopping or out of room: all of that passes
+TRANSIENT: Final = (ConnectionFailed, TimedOut, Blocked, ShuttingDown, ClosedByOperator)
 
 
 class StreamGone(Exception):
@@ -357,7 +357,7 @@ class ReconnectingConnection:
                 )
         except (Fenced, StaleMember) as error:
             raise _taken_over(group, error) from error
-        except (*_TRANSIENT, TooManyRequests, RequestError) as error:
+        except (*TRANSIENT, TooManyRequests, RequestError) as error:
             self.close()
             logger.warning("group %s: offsets not committed: %s", group, error)
         except NativeError as error:
@@ -437,16 +437,16 @@ class ReconnectingConnection:
 
     def _connected(self) -> SyncClient:
         if self._client is None:
-            self._client = _connect(self.access)
+            self._client = connect_to(self.access)
         return self._client
 
     def _repeat(self, call: Callable[[SyncClient], T]) -> T:
         """The result of ``call``, repeated on a new connection while the broker is away."""
-        patience = _Patience(self._retry_timeout)
+        patience = Patience(self._retry_timeout)
         while True:
             try:
                 return call(self._connected())
-            except _TRANSIENT as error:
+            except TRANSIENT as error:
                 self.close()
                 patience.pause(error)
 
@@ -458,7 +458,7 @@ class ReconnectingConnection:
         """
         under_way: deque[Operation[T]] = deque()
         sent: deque[int] = deque()
-        patience = _Patience(self._retry_timeout)
+        patience = Patience(self._retry_timeout)
         is_more = True
         while is_more or under_way:
             if is_more and len(under_way) < _UNDER_WAY:
@@ -474,7 +474,7 @@ class ReconnectingConnection:
                 if is_more and len(under_way) < _UNDER_WAY:
                     continue
                 result = client.finish(sent[0], under_way[0])
-            except _TRANSIENT as error:
+            except TRANSIENT as error:
                 self.close()
                 sent.clear()
                 patience.pause(error)
@@ -485,11 +485,11 @@ class ReconnectingConnection:
                 raise
             sent.popleft()
             under_way.popleft()
-            patience = _Patience(self._retry_timeout)
+            patience = Patience(self._retry_timeout)
             yield result
 
 
-class _Patience:
+class Patience:
     """How long a call is repeated, and how long after each failure."""
 
     def __init__(self, seconds: float) -> None:
@@ -532,7 +532,7 @@ def _fetch(
     )
 
 
-def _connect(access: Access) -> SyncClient:
+def connect_to(access: Access) -> SyncClient:
     """A new connection, with what the file with the password says now. Raises NativeError."""
     password = access.password
     if access.password_file is not None:

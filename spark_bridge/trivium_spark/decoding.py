@@ -13,13 +13,11 @@ from typing import Any, Final
 
 import pyarrow as pa
 import pyarrow.compute as pc
-from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.types import BinaryType, DataType, StringType, StructField, StructType
 
-from trivium_native.arrow import COLUMNS, TYPES
-from trivium_spark.columns import SCHEMA
 from trivium_spark.errors import OptionError, TriviumSparkError
-from trivium_spark.options import Decoding, format_partition
+from trivium_spark.options import Decoding
 
 #: the column of what was decoded
 DATA: Final = "data"
@@ -31,8 +29,8 @@ _UNFIT: Final = (pa.ArrowException, OverflowError, TypeError, ValueError)
 Decode = Callable[[bytes], Any]
 
 
-def decoded_schema(decoding: Decoding) -> str | StructType:
-    """All columns of a read with ``decoding``, for Spark. Raises OptionError."""
+def decoded_schema(decoding: Decoding, plain: StructType) -> str | StructType:
+    """The columns of a read, and those of ``decoding``, for Spark. Raises OptionError."""
     corrupt = [] if decoding.is_strict else [(decoding.corrupt_column, BinaryType())]
     schema = decoding.schema
     kind: DataType = StringType()
@@ -46,14 +44,14 @@ def decoded_schema(decoding: Decoding) -> str | StructType:
             raise OptionError("option decode = json needs option schema")
         if not schema.lstrip().startswith("{"):
             # Spark itself reads DDL.
+            given = [f"{each.name} {each.dataType.simpleString()}" for each in plain.fields]
             more = [f"`{name}` {kind.simpleString()}" for name, kind in corrupt]
-            return ", ".join([SCHEMA, f"{DATA} struct<{schema}>", *more])
+            return ", ".join([*given, f"{DATA} struct<{schema}>", *more])
         try:
             kind = StructType.fromJson(json.loads(schema))
         except Exception as error:
             # Of whatever the text lacks.
             raise OptionError(f"option schema is no schema of Spark: {error!r}") from None
-    plain = from_arrow_schema(pa.schema([(name, TYPES[name]) for name in COLUMNS]))
     fields = [StructField(name, kind) for name, kind in [(DATA, kind), *corrupt]]
     return StructType([*plain.fields, *fields])
 
@@ -88,8 +86,8 @@ class Decoder:
         """The columns of records that decoding looks at."""
         return [] if self._kind is None else ["value", "offset"]
 
-    def columns(self, rows: pa.RecordBatch, stream: str, partition: int) -> pa.RecordBatch:
-        """The rows with all columns of the schema.
+    def columns(self, rows: pa.RecordBatch, place: str) -> pa.RecordBatch:
+        """The rows with all columns of the schema. ``place`` is where their offsets count.
 
         Raises TriviumSparkError for a bad payload, in mode FAILFAST.
         """
@@ -97,11 +95,8 @@ class Decoder:
         if self._kind is not None:
             data, bad = self._decoded(rows.column("value"))
             if bad and self._decoding.is_strict:
-                place = format_partition((stream, partition))
                 offset = rows.column("offset")[bad[0]].as_py()
-                raise TriviumSparkError(
-                    f"{place} at offset {offset}: the value is no {self._decoding.what}"
-                )
+                raise TriviumSparkError(f"{place} {offset}: the value is no {self._decoding.what}")
             found[DATA] = data
             if self._decoding.corrupt_column in self._schema.names:
                 found[self._decoding.corrupt_column] = _only(rows.column("value"), bad)

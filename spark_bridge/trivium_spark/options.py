@@ -31,6 +31,11 @@ COMMITTED: Final = -3
 #: otherwise
 DEFAULT_TRIGGER_DELAY: Final = 900.0
 
+#: most messages of a queue that are taken at a time, unless ``maxRecords`` says otherwise, and
+#: the most that it may say
+DEFAULT_RECORDS: Final = 10_000
+MOST_RECORDS: Final = 65_536
+
 #: options that say what is read, of which a read has one
 _SELECTIONS: Final = ("stream", "subscribe", "subscribePattern", "assign")
 
@@ -181,6 +186,17 @@ class ReadOptions:
 
 
 @dataclass(frozen=True, slots=True)
+class QueueOptions:
+    """Options of a read of a queue; at most ``max_records`` messages are taken at a time."""
+
+    access: Access
+    queue: str
+    max_records: int
+    retry_timeout: float
+    decoding: Decoding | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class WriteOptions:
     """Options of a write: to a stream, to a queue, or (where both are None) to an exchange.
 
@@ -234,6 +250,22 @@ def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOp
         retry_timeout=_seconds(values, "retryTimeout", DEFAULT_RETRY_TIMEOUT),
         push_filters=_boolean(values, "pushFilters", False),
         topic_filter=_topic_filter(values),
+        decoding=_decoding(values),
+    )
+
+
+def parse_queue_options(options: Mapping[str, str]) -> QueueOptions:
+    """Options for a read of a queue. Raises OptionError."""
+    known = [*_ACCESS, "queue", "maxRecords", "retryTimeout", *_DECODING]
+    values = _known_options(options, known, frozenset())
+    most = _positive(values, "maxRecords", "messages") or DEFAULT_RECORDS
+    if most > MOST_RECORDS:
+        raise OptionError(f"option maxRecords is at most {MOST_RECORDS}")
+    return QueueOptions(
+        access=_access(values),
+        queue=_required(values, "queue"),
+        max_records=most,
+        retry_timeout=_seconds(values, "retryTimeout", DEFAULT_RETRY_TIMEOUT),
         decoding=_decoding(values),
     )
 

@@ -113,7 +113,8 @@ class RangeReader:
                 position = base + last.span
                 rows = self.pushed.rows(rows)
                 if self._decoder is not None:
-                    rows = self._decoder.columns(rows, wanted.stream, wanted.partition)
+                    name = format_partition((wanted.stream, wanted.partition))
+                    rows = self._decoder.columns(rows, f"{name} at offset")
                 # Of a compacted stream there may be none there.
                 if rows.num_rows:
                     yield rows

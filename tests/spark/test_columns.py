@@ -31,12 +31,13 @@ from trivium.streams.records import (
     RecordBatch,
     encode_batch,
 )
-from trivium_native.arrow import TYPES, BatchConverter, topic_text
+from trivium_native.arrow import COLUMNS, TYPES, BatchConverter, topic_text
 from trivium_native.wire.properties import encode_properties
-from trivium_spark.columns import COLUMNS, MORE_COLUMNS, arrow_schema
+from trivium_spark.columns import arrow_schema
 from trivium_spark.errors import OptionError
 
-ALL = pa.schema([pa.field(name, TYPES[name]) for name, _ in COLUMNS])
+MORE_COLUMNS = [name for name in TYPES if name not in COLUMNS]
+ALL = pa.schema([pa.field(name, TYPES[name]) for name in COLUMNS])
 NOON = 1_700_000_000_123
 
 
@@ -111,7 +112,7 @@ def test_all_columns_of_one_record() -> None:
     ]
 
 
-MORE = pa.schema([pa.field(name, TYPES[name]) for name, _ in MORE_COLUMNS[:6]])
+MORE = pa.schema([pa.field(name, TYPES[name]) for name in MORE_COLUMNS[:6]])
 
 
 @pytest.mark.parametrize("cuts", [(), (1, 2, 3)])
@@ -142,7 +143,7 @@ SAID = Properties(
     user_id="u",
     app_id="app",
 )
-PUBLISHER = pa.schema([pa.field(name, TYPES[name]) for name, _ in MORE_COLUMNS[7:]])
+PUBLISHER = pa.schema([pa.field(name, TYPES[name]) for name in MORE_COLUMNS[7:]])
 
 
 @pytest.mark.parametrize("cuts", [(), (1, 2, 3, 4)])

@@ -33,12 +33,12 @@ from pyspark.sql.types import (
 )
 
 from trivium_spark.avro_payloads import spark_type
-from trivium_spark.columns import SCHEMA
 from trivium_spark.decoding import Decoder, decoded_schema
 from trivium_spark.errors import OptionError, TriviumSparkError
 from trivium_spark.options import Decoding, parse_read_options
 
 CORRUPT = "_corrupt_record"
+PLAIN = StructType().add("topic", StringType())
 
 
 def decoding(form: str, schema: str | None = None, is_strict: bool = False) -> Decoding:
@@ -55,7 +55,7 @@ def decoded(
     assert (decoder.plain.names, decoder.needed) == (["offset"], ["value", "offset"])
     offsets = pa.array(range(40, 40 + len(payloads)), pa.int64())
     rows = pa.record_batch({"value": pa.array(payloads, pa.binary()), "offset": offsets})
-    found = decoder.columns(rows, "s", 3)
+    found = decoder.columns(rows, "s/3 at offset")
     assert found.schema.names == ["offset", "data", CORRUPT]
     assert found.column("offset").to_pylist() == offsets.to_pylist()
     found.validate(full=True)
@@ -172,7 +172,7 @@ def test_in_mode_failfast_the_first_bad_one_is_named() -> None:
     with pytest.raises(
         TriviumSparkError, match=r"^s/3 at offset 6: the value is no JSON of this schema$"
     ):
-        decoder.columns(rows, "s", 3)
+        decoder.columns(rows, "s/3 at offset")
 
 
 # Avro
@@ -282,14 +282,14 @@ def test_a_schema_that_is_none_of_a_record_is_refused(schema: str) -> None:
 
 
 def test_the_columns_of_a_read_have_the_decoded_ones_behind_them() -> None:
-    assert decoded_schema(decoding("json", "a int, `b c` string")) == (
-        f"{SCHEMA}, data struct<a int, `b c` string>, `{CORRUPT}` binary"
+    assert decoded_schema(decoding("json", "a int, `b c` string"), PLAIN) == (
+        f"topic string, data struct<a int, `b c` string>, `{CORRUPT}` binary"
     )
     kind = struct(a=LongType())
-    found = decoded_schema(decoding("json", kind.json(), is_strict=True))
+    found = decoded_schema(decoding("json", kind.json(), is_strict=True), PLAIN)
     assert isinstance(found, StructType)
-    assert (found.names[-2:], found["data"].dataType) == (["content_type", "data"], kind)
-    text = decoded_schema(decoding("text"))
+    assert (found.names[-2:], found["data"].dataType) == (["topic", "data"], kind)
+    text = decoded_schema(decoding("text"), PLAIN)
     assert isinstance(text, StructType)
     assert text[CORRUPT].dataType == BinaryType()
 
@@ -340,6 +340,6 @@ def test_options_that_do_not_go_together_are_named(options: dict[str, str], name
 
 def test_json_without_a_schema_is_refused_where_spark_asks_for_the_columns() -> None:
     with pytest.raises(OptionError, match="needs option schema"):
-        decoded_schema(decoding("json"))
+        decoded_schema(decoding("json"), PLAIN)
     with pytest.raises(OptionError, match="no schema of Spark"):
-        decoded_schema(decoding("json", '{"type": "x"}'))
+        decoded_schema(decoding("json", '{"type": "x"}'), PLAIN)

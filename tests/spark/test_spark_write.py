@@ -11,11 +11,12 @@ from pyspark.sql import DataFrame, Row, SparkSession
 
 from interop.brokers import TriviumProcess
 from trivium.messages.message import Properties
+from trivium_native.arrow import TYPES
 from trivium_native.sync import SyncClient, connect
 from trivium_native.values import Publication, Record
 from trivium_native.wire.properties import decode_properties
 from trivium_spark import write_batch
-from trivium_spark.columns import COLUMNS, MORE_COLUMNS
+from trivium_spark.columns import default_schema
 from trivium_spark.errors import OptionError
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
@@ -131,7 +132,7 @@ def test_a_full_read_round_trips(
                 Publication(payload=b"3", routing_key="a.b", properties=Properties(partition=4)),
             ]
         )
-    columns = ", ".join(f"{name} {kind}" for name, kind in COLUMNS + MORE_COLUMNS)
+    columns = default_schema(list(TYPES), TYPES)
 
     def whole(url: str) -> DataFrame:
         reader = spark.read.format("trivium").schema(columns)
