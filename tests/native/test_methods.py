@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from mypy import api
 
+from trivium_native import inside
 from trivium_native.client import Client, connect
 from trivium_native.client.blocking import (
     BlockingBatches,
@@ -47,7 +48,8 @@ ATTRIBUTES = {"confirmed", "dropped", "members", "membership", "offset", "waitin
 #: what the client calls of its own
 INSIDE = {
     *("arrived", "called", "close", "end", "ended", "flags", "interrupted", "number", "producer"),
-    *("put", "request", "resume", "room", "settlement", "some", "start", "started", "stop", "take"),
+    *("put", "refused", "request", "resume", "room", "settlement", "some", "start", "started"),
+    *("stop", "take"),
 }
 
 
@@ -97,6 +99,62 @@ def test_connect_takes_the_same() -> None:
     assert set(one) - set(other) == MORE_TO_CONNECT
     # Each has a time-out of its own.
     assert {name for name in other if one[name] != other[name]} == {"timeout"}
+
+
+def documented(owner: type) -> list[str]:
+    """What of a class has no words of its own, or of the one of its name, about what it does."""
+    return sorted(name for name in public(owner) if not inspect.getdoc(getattr(owner, name)))
+
+
+@pytest.mark.parametrize(
+    "owner", [Client, SyncClient, *LIVING, *LIVING.values()], ids=lambda found: found.__name__
+)
+def test_everything_that_users_call_says_what_it_does(owner: type) -> None:
+    inside = INSIDE if owner in LIVING else set()
+    assert [name for name in documented(owner) if name not in inside] == []
+
+
+def given(function: object) -> str:
+    """What a call gives, once it is awaited or entered, without the names of the wrappers."""
+    assert callable(function)
+    result = str(inspect.signature(function).return_annotation).strip("'")
+    for wrapper in ("AsyncIterator", "Iterator", "Coroutine", "asyncio.Future"):
+        if result.startswith(f"{wrapper}["):
+            result = result.removeprefix(f"{wrapper}[").removesuffix("]")
+    return result
+
+
+#: what a publisher's call gives, whose futures are of different kinds
+CONFIRMED = {"None": "Confirmation"}
+RESULTS = {one.__name__: other.__name__ for one, other in LIVING.items()} | CONFIRMED
+
+
+@pytest.mark.parametrize("name", sorted((public(Client) & public(SyncClient)) - {"within"}))
+def test_what_both_clients_have_gives_the_same(name: str) -> None:
+    one, other = (getattr(client, name) for client in (Client, SyncClient))
+    if callable(one):
+        assert given(other) in (given(one), RESULTS.get(given(one)))
+
+
+@pytest.mark.parametrize(("one", "other"), LIVING.items(), ids=lambda found: found.__name__)
+def test_what_lives_on_a_connection_gives_the_same_in_both(one: type, other: type) -> None:
+    for name in public(one) & public(other) - ATTRIBUTES:
+        if callable(getattr(one, name)):
+            found = given(getattr(one, name))
+            assert given(getattr(other, name)) in (found, RESULTS.get(found)), name
+
+
+def test_a_client_inside_the_broker_is_the_one_for_asyncio() -> None:
+    """So all that it has, it has by the same names."""
+    parameters = taken(inside.connect)
+    everywhere = taken(connect)
+    assert {name for name in parameters if name in everywhere} == {
+        *("username", "name", "window", "timeout")
+    }
+    assert {name: parameters[name] for name in parameters if name in everywhere} == {
+        name: everywhere[name] for name in parameters if name in everywhere
+    }
+    assert given(inside.connect) == "Client"
 
 
 @pytest.mark.parametrize("name", NAMES)
