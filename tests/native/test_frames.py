@@ -35,7 +35,14 @@ from trivium_native.values import (
     Settlement,
 )
 from trivium_native.wire import errors, frames
-from trivium_native.wire.frames import FrameReader, encode_frame, pack, unpack, write_head
+from trivium_native.wire.frames import (
+    LARGE_FRAME,
+    FrameReader,
+    encode_frame,
+    pack,
+    unpack,
+    write_head,
+)
 from trivium_native.wire.messages import (
     BATCH_HEAD,
     CREDIT,
@@ -276,6 +283,31 @@ def test_frames_are_the_same_however_they_arrive(
     pieces = [data[at : at + size] for at in range(0, len(data), size)]
     assert cut(FrameReader(1 << 10), pieces) == sent_frames
     assert cut(FrameReader(1 << 10), [data]) == sent_frames
+
+
+BODIES = st.sampled_from([0, 3, LARGE_FRAME - 9, LARGE_FRAME - 10, LARGE_FRAME + 5000])
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 255), BODIES), max_size=5),
+    st.lists(st.sampled_from([1, 12, 13, 4095, 4096, 30_000, 70_000]), min_size=1, max_size=4),
+)
+def test_large_frames_are_the_same_however_they_arrive(
+    sent_frames: list[tuple[int, int]], sizes: list[int]
+) -> None:
+    expected = [(kind, kind << 40, bytes([kind]) * size) for kind, size in sent_frames]
+    data = b"".join(encode_frame(*each) for each in expected)
+    reader = FrameReader(1 << 20)
+    found: list[tuple[int, int, bytes]] = []
+    at = turn = 0
+    while at < len(data):
+        size = sizes[turn % len(sizes)] if turn < 50 else 50_000
+        reader.feed(data[at : at + size])
+        at += size
+        turn += 1
+        while frames_found := reader.frames():
+            found += [(each.kind, each.correlation, each.body) for each in frames_found]
+    assert found == expected
 
 
 def test_a_length_below_9_is_malformed() -> None:

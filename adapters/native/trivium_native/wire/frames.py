@@ -13,7 +13,7 @@ import msgpack
 from librt.strings import BytesWriter, read_i32_le, read_i64_le, write_i32_le, write_i64_le
 from mypy_extensions import i64
 
-from trivium.common.pieces import Pieces
+from trivium.common.pieces import Pieces, split_parts
 from trivium_native.wire.errors import FrameTooLarge, Malformed, ProtocolError
 
 VERSION: Final = 1
@@ -99,6 +99,8 @@ MAX_HANDSHAKE_FRAME: Final = 16 * 1024
 FRAME_OVERHEAD: Final = 1 << 20
 #: Longest frame that a client takes; a FETCHED of one batch is never longer than a message allows.
 MAX_CLIENT_FRAME: Final = 1 << 30
+#: Frames that come in several pieces are put together without what follows them, from this size on.
+LARGE_FRAME: Final = 64 * 1024
 #: Longest msgpack body, and the most items of one of its arrays or maps.
 MAX_FIELDS_BYTES: Final = 1 << 20
 MAX_ITEMS: Final = 65_536
@@ -190,6 +192,9 @@ class FrameReader:
         cutter = self._cutter
         if pieces.size < cutter.needed:
             return found
+        if cutter.needed >= LARGE_FRAME:
+            found.append(self._large())
+            return found
         data = pieces.take()
         at: i64 = 0
         try:
@@ -202,8 +207,25 @@ class FrameReader:
                 raise
         finally:
             if at < len(data):
-                pieces.add(data[at:])
+                if cutter.needed >= LARGE_FRAME:
+                    pieces.add_part(data, at, len(data))
+                    pieces.end_read()
+                else:
+                    pieces.add(data[at:])
         return found
+
+    def _large(self) -> Frame:
+        """The large frame that the pieces begin with; of these its body alone is copied, once."""
+        pieces = self._pieces
+        parts, rest = split_parts(pieces.take_parts(), self._cutter.needed)
+        head, body = split_parts(parts, HEAD_SIZE)
+        kind: int
+        correlation: int
+        _, kind, correlation = HEAD.unpack(b"".join(head))
+        for part in rest:
+            pieces.add(bytes(part))
+        self._cutter.needed = _LENGTH_SIZE
+        return Frame(kind, correlation, b"".join(body))
 
 
 def encode_frame(kind: int, correlation: int, body: bytes = b"") -> bytes:
