@@ -621,6 +621,20 @@ def test_a_rate_that_is_changed_holds_for_who_is_there() -> None:
     assert not is_paused(client)
 
 
+def test_the_end_of_an_amqp_connection_does_not_wait_for_its_rate() -> None:
+    server = make_server({"publish-messages-per-second": 1})
+    client = server.amqp("ann")
+    client.feed(b"".join(amqp.publish_frames("t", b"x", "amq.topic") for _ in range(500)))
+    client.take()
+    client.connection.shutdown(is_revoked=True)
+    server.settle()
+    assert [frame.name for frame in client.take()] == ["Connection.Close"]
+    client.send(Connection.CloseOk(), channel=0)
+    server.settle()
+    assert client.transport.is_closed
+    assert server.adapter_of("amqp").metrics.messages_received <= 64
+
+
 def test_a_client_that_waits_for_its_rate_is_not_taken_for_dead() -> None:
     server = make_server({"publish-messages-per-second": 1})
     client = server.mqtt("ann", version=4, keep_alive=2)

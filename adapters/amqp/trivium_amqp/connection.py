@@ -448,6 +448,8 @@ class AmqpConnection(FramedConnection):
         # Its answer is to be read.
         self.continue_input(FOR_BROKER)
         self.continue_input(FOR_ANSWERS)
+        if self.throttle is not None:
+            self.throttle.give_up()
 
     @property
     def awaits_disk(self) -> bool:

@@ -184,6 +184,11 @@ class Throttle(Timed):
             self._connection.broker.timeouts.stop(self)
             self._connection.continue_input(FOR_QUOTA)
 
+    def give_up(self) -> None:
+        """What comes from now on is not carried out: it may come as fast as it does."""
+        self._accounts = _NO_ACCOUNTS
+        self.look_again()
+
     def count(self, messages: int, opened: int = 0) -> None:
         """So many messages were taken of what was let through; of compressed ones ``opened`` more
         bytes than came."""
