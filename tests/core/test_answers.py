@@ -62,6 +62,9 @@ class Api:
     def go_on(self, request: ApiRequest, work: Callable[[], None]) -> None:
         work()
 
+    def waits(self, request: ApiRequest) -> bool:
+        return False
+
     def left(self, request: ApiRequest) -> None:
         pass
 

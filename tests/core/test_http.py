@@ -221,6 +221,27 @@ async def test_a_connection_that_asks_nothing_is_closed(begun: bytes) -> None:
 LIVE = b"GET /health/live HTTP/1.1\r\nHost: test\r\n"
 
 
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        (b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n", 1),
+        (b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\n" * 3, 3),
+        (b"GET /health/live HTTP/1.1\r\nHost: a\r\n\r\nGET /hea", 1),
+        (b"POST /none HTTP/1.1\r\nHost: a\r\nContent-Length: 2\r\n\r\n{}", 1),
+        (b"", 0),
+        (b"GET /hea", 0),
+    ],
+)
+async def test_a_client_that_sends_no_more_gets_its_answers(
+    site: Site, sent: bytes, answers: int
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    writer.write(sent)
+    writer.write_eof()
+    assert (await reader.read()).count(b"HTTP/1.1 ") == answers
+    writer.close()
+
+
 async def open_another(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """One that has been answered, and is kept alive."""
     reader, writer = await asyncio.open_connection("127.0.0.1", site.port)

@@ -99,6 +99,10 @@ class Management:
         if failed:
             raise failed[0]
 
+    def waits(self, request: ApiRequest) -> bool:
+        """Whether a request waits for what may not come for long."""
+        return self._state.waits.has(request)
+
     def left(self, request: ApiRequest) -> None:
         """The client is gone before it was answered: what it waits for is for others."""
         self._call(lambda: self._state.waits.left(request))

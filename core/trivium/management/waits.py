@@ -35,6 +35,10 @@ class Waits(Timed):
         """A call goes on, whether or not it waited."""
         self.waiting.pop(call, None)
 
+    def has(self, request: ApiRequest) -> bool:
+        """Whether a request waits."""
+        return any(call.request is request for call in self.waiting)
+
     def left(self, request: ApiRequest) -> None:
         """The client of a request is gone: what it waits for is over."""
         for call, (stop, _) in list(self.waiting.items()):

@@ -145,6 +145,9 @@ class Api(Protocol):
     def go_on(self, request: ApiRequest, work: Callable[[], None]) -> None:
         """Do some more work of a request that is answered, as a turn of the broker."""
 
+    def waits(self, request: ApiRequest) -> bool:
+        """Whether a request waits for what may not come for long."""
+
     def left(self, request: ApiRequest) -> None:
         """The client is gone before it was answered: what it waits for is for others."""
 

@@ -29,7 +29,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from urllib.parse import unquote
 
-from aiohttp import BasicAuth, hdrs, web
+from aiohttp import BasicAuth, StreamReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
@@ -431,16 +431,7 @@ class HttpServer:
             listener=self._listener,
             has_left=lambda: request.transport is None,
         )
-        answer: asyncio.Future[ApiAnswer] = asyncio.get_running_loop().create_future()
-
-        def done(found: ApiAnswer) -> None:
-            if not answer.done():
-                answer.set_result(found)
-
-        api = self._api
-        api.ask(asked, done)
-        with _gone(request, lambda: api.left(asked)):
-            return asked, await answer
+        return asked, await _answered(self._api, request, asked)
 
     def _page_of(
         self, request: web.Request, place: ApiPlace, path: tuple[str, ...], cookie: Cookie
@@ -477,7 +468,10 @@ class HttpServer:
         def turn(work: Callable[[], None]) -> None:
             api.go_on(asked, work)
 
-        with _gone(request, lambda: feed.wake()):
+        connection = _connection_of(request)
+        if connection.has_ended:
+            connection.abort()
+        with _gone(request, lambda: feed.wake(), lambda: True):
             return await send_feed(request, feed, turn, _said, _API_HEADERS)
 
     def _session_of(self, request: web.Request, cookie: Cookie) -> Session | None:
@@ -842,8 +836,10 @@ class HttpConnection(web.RequestHandler):
 
     __slots__ = (
         "_is_open",
+        "_last",
         "addresses",
         "counted",
+        "has_ended",
         "host",
         "is_asking",
         "lost",
@@ -851,6 +847,7 @@ class HttpConnection(web.RequestHandler):
         "silence",
         "task",
         "told",
+        "waits",
     )
 
     #: what closes it where it asks for nothing in time
@@ -906,6 +903,12 @@ class HttpConnection(web.RequestHandler):
         super().__init__(*args, **named)
         #: called when the client goes while it waits
         self.lost: Callable[[], None] | None = None
+        #: whether the client waits for what may not come for long
+        self.waits: Callable[[], bool] | None = None
+        #: whether the client sends no more
+        self.has_ended = False
+        # The body of the last request that is not answered.
+        self._last: StreamReader | None = None
         self._is_open = False
         self.told = 0
 
@@ -923,6 +926,18 @@ class HttpConnection(web.RequestHandler):
     def data_received(self, data: bytes) -> None:
         self.counted.bytes_received += len(data)
         super().data_received(data)
+        if self._messages:
+            self._last = self._messages[-1][1]
+
+    def eof_received(self) -> bool:  # type: ignore[override]  # as asyncio.Protocol has it
+        """The client sends no more: it gets its answers. Who waits for what may not come for long
+        is taken for gone: most are, and what is for nobody must not be taken."""
+        if self._last is None or not self._last.is_eof():
+            return False
+        if self.waits is not None and self.waits():
+            return False
+        self.has_ended = True
+        return True
 
     async def finish_response(
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
@@ -931,6 +946,10 @@ class HttpConnection(web.RequestHandler):
         found = await super().finish_response(request, resp, start_time)
         told, self.told = self.told, 0
         self.counted.bytes_sent += max(found[0].body_length - told, 0)
+        if not self._messages:
+            self._last = None
+            if self.has_ended:
+                self.close()
         return found
 
     def has_sent(self, count: int) -> None:
@@ -968,14 +987,35 @@ async def _name_server(_: web.Request, response: web.StreamResponse) -> None:
 
 
 @contextlib.contextmanager
-def _gone(request: web.Request, lost: Callable[[], None]) -> Iterator[None]:
-    """Meanwhile ``lost`` is called when the client goes."""
+def _gone(
+    request: web.Request, lost: Callable[[], None], waits: Callable[[], bool]
+) -> Iterator[None]:
+    """Meanwhile ``lost`` is called when the client goes; also when it sends no more while it
+    ``waits``."""
     connection = _connection_of(request)
     connection.lost = lost
+    connection.waits = waits
     try:
         yield
     finally:
         connection.lost = None
+        connection.waits = None
+
+
+async def _answered(api: Api, request: web.Request, asked: ApiRequest) -> ApiAnswer:
+    """What the API answers. Who sends no more and would have to wait is taken for gone."""
+    answer: asyncio.Future[ApiAnswer] = asyncio.get_running_loop().create_future()
+
+    def done(found: ApiAnswer) -> None:
+        if not answer.done():
+            answer.set_result(found)
+
+    api.ask(asked, done)
+    connection = _connection_of(request)
+    if connection.has_ended and api.waits(asked):
+        connection.abort()
+    with _gone(request, lambda: api.left(asked), lambda: api.waits(asked)):
+        return await answer
 
 
 def _connection_of(request: web.Request) -> HttpConnection:
