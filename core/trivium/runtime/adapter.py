@@ -225,6 +225,8 @@ class Connection(Managed):
         self.is_writable = True
         #: True once ``close`` was called or the connection is gone; ``feed`` is not called any more
         self.is_closed = False
+        #: True once the socket is gone: what is left to take has no turn after this one
+        self.is_cut_off = False
         #: bytes of output above which a live message asks ``admits_live``
         self.live_mark = broker.config.limits.live_output_bytes
         #: what it means for publishers that this subscriber is behind

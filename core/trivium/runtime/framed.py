@@ -45,6 +45,20 @@ class Farewell(Timed):
         self._connection.say_farewell()
 
 
+class Work:
+    """What one frame asks for, where that takes several turns."""
+
+    def go_on(self) -> bool:
+        """Do what fits in the turn; whether that was the last of it. What refuses it is answered,
+        never raised.
+        """
+        raise NotImplementedError
+
+    def give_up(self) -> None:
+        """It is not gone on with. Release what it holds."""
+        raise NotImplementedError
+
+
 @mypyc_attr(allow_interpreted_subclasses=True)
 class FramedConnection(Connection):
     """A connection whose input is cut into frames, and may have to wait.
@@ -76,6 +90,8 @@ class FramedConnection(Connection):
         self._read: bytes = b""
         self._taken = 0
         self._frames = CLOCK_FRAMES
+        # What goes on in the next turn, before more frames are taken.
+        self._work: Work | None = None
 
     def take_frames(self, data: bytes, at: int) -> int:
         """Take the whole frames in ``data`` from ``at`` on; return where what is left begins.
@@ -292,13 +308,48 @@ class FramedConnection(Connection):
         """Forget what waits: nothing is taken any more."""
         self._read = b""
         self._pieces.clear()
+        work = self._work
+        if work is not None:
+            self._work = None
+            work.give_up()
 
     @property
     def waits_for_turn(self) -> bool:
         return self.held_for & FOR_TURN != 0 and not self.is_closed
 
     def next_turn(self) -> None:
+        work = self._work
+        if work is not None:
+            if self.is_cut_off:
+                # It would hold up all others, and nobody could be told how far it came. What is
+                # behind it must not be taken without it.
+                self.is_closed = True
+            if self.is_closed:
+                self.drop_input()
+                return
+            if not self._goes_on(work):
+                self.broker.driver.next_turn(self)
+                return
+            self._work = None
         self.continue_input(FOR_TURN)
+
+    def take_turns(self, work: Work) -> None:
+        """Go on with ``work`` in the next turns; no frame is taken until it is done."""
+        self._work = work
+        self.hold_input(FOR_TURN)
+        self.broker.driver.next_turn(self)
+
+    def _goes_on(self, work: Work) -> bool:
+        """Go on with ``work``; whether it is done."""
+        before = self.metrics.messages_received
+        is_done = work.go_on()
+        if self.throttle is not None:
+            self.throttle.count(self.metrics.messages_received - before)
+        if not self.is_closed:
+            self.frames_taken()
+        if self.broker.pacing.reached:
+            self.broker.pacing.fed(self)
+        return is_done
 
     def wait_for_subscribers(self) -> None:
         self.hold_input(FOR_SUBSCRIBERS)

@@ -188,6 +188,7 @@ class SocketDriver:
     def _take_all(self) -> None:
         """Have the connection take now what it has left for turns that it will not have."""
         connection = self.connection
+        connection.is_cut_off = True
         while connection.waits_for_turn and not connection.is_closed:
             self._loop.begin_next_turn(connection)
 

@@ -14,6 +14,7 @@ from trivium_native.server.connection import NativeConnection
 from trivium_native.server.deliveries import LiveFrames
 from trivium_native.server.options import NativeOptions
 from trivium_native.server.parts import Parts
+from trivium_native.server.publish_requests import LongRequests
 from trivium_native.wire.properties import NativeCodec
 
 
@@ -27,6 +28,7 @@ class NativeAdapter(Adapter):
         self._broker: Broker | None = None
         self._most = 0
         self._live_frames = LiveFrames(self.metrics)
+        self._long_requests = LongRequests()
         self._parts: dict[str, Parts] = {}
         register_codec(PROTOCOL_NATIVE, NativeCodec())
 
@@ -68,6 +70,7 @@ class NativeAdapter(Adapter):
             options,
             self._live_frames,
             self.parts_of,
+            self._long_requests,
         )
 
     def _bounded(self, options: NativeOptions) -> NativeOptions:

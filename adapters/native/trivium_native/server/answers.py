@@ -6,6 +6,10 @@ from collections import deque
 
 from mypy_extensions import i64
 
+from trivium_native.wire import frames
+from trivium_native.wire.errors import NativeError
+from trivium_native.wire.frames import encode_frame, pack
+
 
 class Run:
     """Publishes with neighbouring correlation ids that wait for one write batch, or for none, of
@@ -107,3 +111,11 @@ class Answers:
         while unanswered and unanswered[0][0] <= write_batch:
             found.append(unanswered.popleft()[1])
         return found
+
+
+def error_frame(correlation: int, error: NativeError) -> bytes:
+    """The frame that refuses a request, or with 0 says why the connection ends."""
+    body: list[object] = [error.code, error.text]
+    if error.detail:
+        body.append(error.detail)
+    return encode_frame(frames.ERROR, correlation, pack(body))

@@ -14,7 +14,7 @@ from trivium.runtime.adapter import ManagedConnection, Peer, Transport
 from trivium.runtime.framed import FOR_SUBSCRIBERS, FOR_TURN, FramedConnection
 from trivium.runtime.usage import FOR_QUOTA
 from trivium_native.server import states
-from trivium_native.server.answers import Answers
+from trivium_native.server.answers import Answers, error_frame
 from trivium_native.server.deliveries import LiveFrames
 from trivium_native.server.describing import NativeManaged
 from trivium_native.server.fetching import Fetches
@@ -28,6 +28,11 @@ from trivium_native.server.handshake import (
 from trivium_native.server.large import cut_payloads
 from trivium_native.server.options import NativeOptions
 from trivium_native.server.parts import Parts
+from trivium_native.server.publish_requests import (
+    BEHIND_DISK,
+    LongRequests,
+    PublishRequests,
+)
 from trivium_native.server.publishing import Publisher
 from trivium_native.server.requests import Requests
 from trivium_native.server.subscriptions import Subscription
@@ -40,11 +45,9 @@ from trivium_native.wire.errors import (
     NativeError,
     NotFound,
     ProtocolError,
-    Rejected,
     ShuttingDown,
     TimedOut,
     UnknownDelivery,
-    Unroutable,
 )
 from trivium_native.wire.fields import Fields
 from trivium_native.wire.frames import HEAD_SIZE, FrameCutter, encode_frame, pack, write_head
@@ -62,12 +65,10 @@ HEARTBEATS_MISSED: Final = 2
 #: The highest delivery tag: compiled code counts in signed numbers of 64 bits.
 MAX_TAG: Final[i64] = (1 << 63) - 1
 
-# Why input is held, beside the reasons of ``FramedConnection`` and those of the handshake: the disk
-# is behind with what the client has published, its reading of the answers is behind, the disk is
-# behind with what all have published.
-BEHIND_DISK: Final = BEHIND_REQUEST << 1
-BEHIND_CLIENT: Final = BEHIND_REQUEST << 2
-BEHIND_ALL: Final = BEHIND_REQUEST << 3
+# Why input is held, beside the reasons of ``FramedConnection``, of the handshake and of publishing:
+# the client's reading of the answers is behind, the disk is behind with what all have published.
+BEHIND_CLIENT: Final = BEHIND_DISK << 1
+BEHIND_ALL: Final = BEHIND_DISK << 2
 #: those among them for which the client's silence means nothing
 UNHEARD: Final = FOR_TURN | FOR_SUBSCRIBERS | FOR_QUOTA | BEHIND_DISK | BEHIND_ALL | BEHIND_REQUEST
 
@@ -78,7 +79,7 @@ _PUBLISHING: Final = frozenset((frames.PUBLISH, frames.TX, frames.STAGE))
 class NativeConnection(FramedConnection):
     """A client's connection, from HELLO to its end."""
 
-    __deletable__ = ("_requests", "_transactions")
+    __deletable__ = ("_publishes", "_requests", "_transactions")
 
     def __init__(
         self,
@@ -89,6 +90,7 @@ class NativeConnection(FramedConnection):
         options: NativeOptions,
         live_frames: LiveFrames,
         parts_of: Callable[[VirtualHost], Parts],
+        long_requests: LongRequests,
     ) -> None:
         super().__init__(metrics, broker, transport, peer)
         self.options = options
@@ -96,6 +98,7 @@ class NativeConnection(FramedConnection):
         self.origin = object()
         self.live_frames = live_frames
         self._parts_of = parts_of
+        self._long_requests = long_requests
         self.vhost: VirtualHost
         self.subscriptions: dict[int, Subscription] = {}
         #: fetches that wait for records or for room in the output
@@ -109,6 +112,7 @@ class NativeConnection(FramedConnection):
         self.state = states.GREETING
         self._cutter = FrameCutter(frames.MAX_HANDSHAKE_FRAME)
         self._publisher: Publisher
+        self._publishes: PublishRequests
         self._requests: Requests
         self._transactions: Transactions
         # Why publishing is refused; and whether a client that publishes is not read, for a moment.
@@ -133,6 +137,7 @@ class NativeConnection(FramedConnection):
         self._handshake = None
         if self.state is states.OPEN:
             self.vhost.delete_queues_of(self)
+            del self._publishes
             del self._requests
             del self._transactions
 
@@ -149,7 +154,7 @@ class NativeConnection(FramedConnection):
         is_timed = self._heartbeat and not self.held_for & UNHEARD
         if is_timed and elapsed - self.heard_at >= self._heartbeat * HEARTBEATS_MISSED * 1000:
             self.metrics.protocol_errors += 1
-            self.send(_error_frame(0, TimedOut("no heartbeat in time")))
+            self.send(error_frame(0, TimedOut("no heartbeat in time")))
             # It is not waited for.
             self.close(False)
 
@@ -249,7 +254,7 @@ class NativeConnection(FramedConnection):
     def send_error(self, correlation: int, error: NativeError) -> None:
         """Refuse one request; nothing is sent for one that wants no reply."""
         if correlation:
-            self.send(_error_frame(correlation, error))
+            self.send(error_frame(correlation, error))
 
     def reply(self, correlation: int, fields: dict[str, object]) -> None:
         """Answer one request now."""
@@ -259,9 +264,10 @@ class NativeConnection(FramedConnection):
     def reply_when_durable(self, correlation: int, fields: dict[str, object]) -> None:
         """Answer one request once everything that it changed is durable."""
         if correlation:
-            self._send_when_durable(encode_frame(frames.OK, correlation, pack(fields)))
+            self.send_when_durable(encode_frame(frames.OK, correlation, pack(fields)))
 
-    def _send_when_durable(self, frame: bytes) -> None:
+    def send_when_durable(self, frame: bytes) -> None:
+        """Send a frame once everything that was changed is durable."""
         storage = self.broker.storage
         if storage.is_durable:
             self._answers.answer_after(storage.write_batch, frame)
@@ -285,7 +291,7 @@ class NativeConnection(FramedConnection):
         """Say why, behind what the client is to be told before, and close."""
         if not self.is_closed:
             self.metrics.protocol_errors += 1
-            self.close_with(_error_frame(correlation, error))
+            self.close_with(error_frame(correlation, error))
 
     def send_close(self, error: NativeError) -> None:
         """Send CLOSE, behind what the client is to be told before, and close."""
@@ -350,7 +356,7 @@ class NativeConnection(FramedConnection):
             if self._is_slowed and kind in _PUBLISHING:
                 self.hold_input(BEHIND_ALL)
             if kind == frames.PUBLISH:
-                self._publish(correlation, data, at, end)
+                self._publishes.take(correlation, data, at, end)
             elif kind == frames.ACK or kind == frames.NACK:
                 self._acknowledge(kind == frames.ACK, correlation, data, at, end)
             elif kind == frames.CREDIT:
@@ -369,42 +375,23 @@ class NativeConnection(FramedConnection):
                 renew(self, correlation, Fields(data[at:end]))
             else:
                 self._requests.handle(kind, correlation, Fields(data[at:end]))
-        except ProtocolError as error:
-            self.fail(correlation, error)
-        except NativeError as error:
-            self.send_error(correlation, error)
-        except core.TopologyError as error:
+        except (NativeError, core.TopologyError) as error:
+            self.refuse_request(correlation, error)
+        if self._publisher.unpacked:
+            self._publishes.count_opened()
+
+    def refuse_request(self, correlation: int, error: NativeError | core.TopologyError) -> None:
+        """Answer a request that is refused; one that breaks the protocol is the last."""
+        if isinstance(error, core.TopologyError):
             if correlation and self.vhost.changes.newest:
                 # It may be for a change that a crash could undo.
-                self._send_when_durable(_error_frame(correlation, of_topology(error)))
+                self.send_when_durable(error_frame(correlation, of_topology(error)))
             else:
                 self.send_error(correlation, of_topology(error))
-        publisher = self._publisher
-        if publisher.unpacked:
-            self.count_opened(publisher.unpacked)
-            publisher.unpacked = 0
-
-    def _publish(self, correlation: int, data: bytes, at: i64, end: i64) -> None:
-        publisher = self._publisher
-        try:
-            write_batch = publisher.publish(data, at, end)
-            count = read_i64_le(data, at) & 0xFFFF_FFFF
-        except (Rejected, Unroutable) as error:
-            # The others were published: the answer is true of them only once they are durable.
-            if correlation:
-                self._send_when_durable(_error_frame(correlation, error))
-            return
-        if not correlation:
-            return
-        answers = self._answers
-        if write_batch > self.broker.storage.durable:
-            answers.confirm_after(write_batch, correlation, count)
-            if answers.is_new(write_batch):
-                self.broker.storage.wait(self)
-            if answers.unconfirmed > answers.most:
-                self.hold_input(BEHIND_DISK)
+        elif isinstance(error, ProtocolError):
+            self.fail(correlation, error)
         else:
-            answers.confirm(correlation, count)
+            self.send_error(correlation, error)
 
     def _acknowledge(
         self, is_settled: bool, correlation: int, data: bytes, at: i64, end: i64
@@ -453,6 +440,7 @@ class NativeConnection(FramedConnection):
             self.options.max_message_bytes,
             self.access,
         )
+        self._publishes = PublishRequests(self, self._publisher, self._answers, self._long_requests)
         self._requests = Requests(self, vhost, parts)
         self._transactions = Transactions(self, vhost, self._publisher, parts)
         self.reply(correlation, {})
@@ -463,7 +451,7 @@ class NativeConnection(FramedConnection):
         """The client is not let in."""
         if isinstance(error, AuthenticationFailed):
             self.metrics.authentication_failures += 1
-        self.close_with(_error_frame(correlation, error))
+        self.close_with(error_frame(correlation, error))
 
 
 def _add_credit(connection: NativeConnection, body: bytes) -> None:
@@ -473,10 +461,3 @@ def _add_credit(connection: NativeConnection, body: bytes) -> None:
     subscription = connection.subscriptions.get(number)
     if subscription is not None:
         subscription.add_credit(amount)
-
-
-def _error_frame(correlation: int, error: NativeError) -> bytes:
-    body: list[object] = [error.code, error.text]
-    if error.detail:
-        body.append(error.detail)
-    return encode_frame(frames.ERROR, correlation, pack(body))

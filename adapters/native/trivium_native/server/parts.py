@@ -282,11 +282,11 @@ class Parts(Timed):
         publisher.blocked = self._broker.alarms.reason
         count, _ = PUBLISH_HEAD.unpack_from(record)
         try:
-            routes, messages = publisher.read(record, PUBLISH_HEAD_SIZE, len(record), count)
+            batch = publisher.read(record, PUBLISH_HEAD_SIZE, len(record), count)
         except core.TopologyError as error:
             raise of_topology(error) from None
-        publisher.check_read(routes, messages)
-        publisher.publish_read(routes, messages)
+        publisher.check_read(batch)
+        publisher.publish_read(batch)
         return int(count)
 
     # Forgetting

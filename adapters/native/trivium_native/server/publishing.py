@@ -1,7 +1,7 @@
 """PUBLISH: one to many messages per request, confirmed when all that must survive is durable.
 
 A request is read as a whole before its first message is published, so one that is refused for its
-form has published nothing.
+form has published nothing. One of very many messages is read and published in several turns.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from trivium.runtime.broker import Broker
 from trivium.security.permissions import WRITE, Access
 from trivium.streams.compression import CompressionError, decompress
 from trivium.vhost.virtual_host import VirtualHost
+from trivium_native.server.batches import STEP, Batch
 from trivium_native.wire.errors import (
     AccessRefused,
     Blocked,
@@ -60,6 +61,9 @@ from trivium_native.wire.messages import (
     UNPACKED_SIZE,
 )
 from trivium_native.wire.properties import decode_properties, key_at
+
+#: What ``Publisher.publish`` answers of a request that goes on in the next turn.
+UNFINISHED: Final = -1
 
 #: Indexes of refused messages that an error names.
 MAX_INDEXES: Final = 1024
@@ -115,11 +119,12 @@ class Publisher:
         self._is_persistent = False
         self._is_retained = False
         self._is_mandatory = False
-        # Indexes of the mandatory messages among those that were read last.
-        self._mandatory: set[int] = set()
+        # The request that goes on in the next turn.
+        self._unfinished: Batch | None = None
 
     def publish(self, data: bytes, at: i64, end: i64) -> int:
-        """Publish all messages of the request ``data[at:end]``; the write batch to wait for, or 0.
+        """Publish the messages of the request ``data[at:end]``; the write batch to wait for, or 0;
+        or UNFINISHED, until ``go_on`` answers.
 
         Raises Malformed, and the errors that refuse the request alone.
         """
@@ -139,7 +144,9 @@ class Publisher:
             data = self._unpack(data, at, end, flags)
             at = 0
             end = len(data)
-        return self._read_and_publish(data, at, end, count, -1)
+        if count > 1:
+            return self._go_on(self._batch(data, at, end, count), 0)
+        return self._publish_message(self._read_only(data, at, end))
 
     def _publish_once(self, data: bytes, at: i64, end: i64, count: i64, codec: i64) -> int:
         """Publish what the producer whose block is at ``at`` has not published before."""
@@ -155,6 +162,27 @@ class Publisher:
         producer = self._producer
         if len(producer) != size or not lies_at(data, name_at, producer):
             producer = self._producer = data[name_at : name_at + size]
+        known = self._known(producer, epoch, sequence)
+        at = name_at + size
+        if codec:
+            data = self._unpack(data, at, end, codec)
+            at = 0
+            end = len(data)
+        if count > 1:
+            batch = self._batch(data, at, end, count)
+            batch.is_idempotent = True
+            batch.producer = producer
+            batch.epoch = epoch
+            batch.sequence = sequence
+            return self._go_on(batch, known)
+        message = self._read_only(data, at, end)
+        if known < 1:
+            self._publish_message(message)
+            self._vhost.producers.advance(producer, epoch, sequence + 1)
+        return self._newest()
+
+    def _known(self, producer: bytes, epoch: int, sequence: int) -> int:
+        """How many messages of a producer are there already. Raises Fenced, OutOfSequence."""
         producers = self._vhost.producers
         known = producers.check(producer, epoch, sequence)
         if known == FENCED:
@@ -165,23 +193,12 @@ class Publisher:
                 f"sequence number {sequence} comes after a gap, {expected} is next",
                 {"expected": expected},
             )
+        return known
+
+    def _newest(self) -> int:
+        """What an idempotent request waits for, also where nothing was published: the first time
+        may not be durable yet."""
         storage = self._broker.storage
-        at = name_at + size
-        if codec:
-            data = self._unpack(data, at, end, codec)
-            at = 0
-            end = len(data)
-        try:
-            self._read_and_publish(data, at, end, count, known)
-            if known < count:
-                producers.advance(producer, epoch, sequence + count)
-        except (Rejected, Unroutable) as error:
-            # The numbers stop before it, so that it can be sent again and is not confirmed then.
-            indexes = error.detail["indexes"]
-            assert isinstance(indexes, list)
-            producers.advance(producer, epoch, sequence + int(indexes[0]))
-            raise
-        # Also where nothing was published: the first time may not be durable yet.
         return storage.write_batch if storage.is_durable else 0
 
     def _unpack(self, data: bytes, at: i64, end: i64, codec: i64) -> bytes:
@@ -198,39 +215,98 @@ class Publisher:
         except CompressionError as error:
             raise Malformed(f"compressed messages: {error}") from None
 
-    def _read_and_publish(self, data: bytes, at: i64, end: i64, count: i64, skip: int) -> int:
-        """Publish the ``count`` messages ``data[at:end]``; ``skip`` as in ``_publish``."""
-        if count > 1:
-            routes, messages = self.read(data, at, end, count)
-            return self._publish(routes, messages, skip) if skip < count else 0
+    def _read_only(self, data: bytes, at: i64, end: i64) -> Message:
+        """The only message of a request. Raises Malformed, and what refuses the request."""
         message = self._read_message(data, at, end, True)
         assert message is not None
         if self._end != end:
             raise Malformed("PUBLISH has trailing bytes")
-        return self._publish_message(message) if skip < 1 else 0
+        return message
 
-    def read(self, data: bytes, at: i64, end: i64, count: i64) -> tuple[list[Route], list[Message]]:
-        """The routes and messages that ``data[at:end]`` holds.
+    def _batch(self, data: bytes, at: i64, end: i64, count: i64) -> Batch:
+        """What will hold the messages ``data[at:end]``."""
+        batch = Batch(data, at, end, count, self._vhost.topology_version)
+        batch.takes_turns = count > STEP and self.payloads is None
+        return batch
+
+    def give_up(self) -> None:
+        """Forget the rest of the request that is unfinished."""
+        self._unfinished = None
+
+    def go_on(self) -> int:
+        """Go on with the request that is unfinished, as far as fits in the turn; see ``publish``.
+
+        Raises as that does.
+        """
+        batch = self._unfinished
+        assert batch is not None
+        self._unfinished = None
+        known = 0
+        if batch.is_idempotent:
+            # Others may have published as this producer since.
+            known = self._known(batch.producer, batch.epoch, batch.sequence)
+        return self._go_on(batch, known)
+
+    def _go_on(self, batch: Batch, known: i64) -> int:
+        """The same where so many of the messages are known to be there already."""
+        batch.published = max(batch.published, known)
+        try:
+            is_done = self._take_part(batch)
+        finally:
+            if batch.is_idempotent and batch.published > known:
+                # Where a message was refused they stop before it, so that it can be sent again.
+                next_number = batch.sequence + batch.published
+                self._vhost.producers.advance(batch.producer, batch.epoch, next_number)
+        if not is_done:
+            self._unfinished = batch
+            return UNFINISHED
+        wait = self._outcome(batch)
+        return self._newest() if batch.is_idempotent else wait
+
+    def _take_part(self, batch: Batch) -> bool:
+        """Read and publish what fits in the turn; whether that is all."""
+        driver = self._broker.driver
+        while len(batch.messages) < batch.count:
+            self._read(batch, min(batch.count, len(batch.messages) + STEP))
+            if batch.takes_turns and driver.is_turn_long():
+                return False
+        while batch.published < batch.count and not batch.has_stopped:
+            self._publish(batch, min(batch.count, batch.published + STEP))
+            if batch.takes_turns and batch.published < batch.count and driver.is_turn_long():
+                return False
+        return True
+
+    def read(self, data: bytes, at: i64, end: i64, count: i64) -> Batch:
+        """The messages that ``data[at:end]`` holds.
 
         Raises Malformed, and the errors that refuse the request.
         """
-        routes: list[Route] = []
-        messages: list[Message] = []
-        if self._mandatory:
-            self._mandatory = set()
-        for index in range(count):
+        batch = self._batch(data, at, end, count)
+        self._read(batch, count)
+        return batch
+
+    def _read(self, batch: Batch, until: i64) -> None:
+        """Read further messages, until there are so many."""
+        data = batch.data
+        at = batch.at
+        end = batch.end
+        routes = batch.routes
+        messages = batch.messages
+        for index in range(len(messages), until):
             message = self._read_message(data, at, end, True)
             assert message is not None
             at = self._end
             if self._is_mandatory:
-                self._mandatory.add(index)
+                batch.mandatory.add(index)
             route = self._route
             assert route is not None
             routes.append(route)
             messages.append(message)
-        if at != end:
-            raise Malformed("PUBLISH has trailing bytes")
-        return routes, messages
+        batch.at = at
+        if until == batch.count:
+            if at != end:
+                raise Malformed("PUBLISH has trailing bytes")
+            batch.data = b""
 
     def check(self, data: bytes, at: i64, end: i64, count: i64) -> None:
         """Whether the messages ``data[at:end]`` can be published; nothing of them is kept.
@@ -344,11 +420,17 @@ class Publisher:
 
         Raises InvalidArgument, AccessRefused, NotFound.
         """
-        vhost = self._vhost
         key = raw[exchange_size:]
         if key.count(b".") >= MAX_LEVELS:
             raise InvalidArgument(f"a routing key has at most {MAX_LEVELS} levels")
-        name = _name(raw[:exchange_size])
+        route = self._route_to(_name(raw[:exchange_size]), key)
+        self._route = route
+        self._raw_address = raw
+        return route
+
+    def _route_to(self, name: str, key: bytes) -> Route:
+        """The route of a routing key at an exchange. Raises AccessRefused, NotFound."""
+        vhost = self._vhost
         access = self.access
         if access is not None:
             access.require_exchange(WRITE, name)
@@ -357,10 +439,7 @@ class Publisher:
             access.require_publish(exchange, key)
         if exchange.internal:
             raise AccessRefused(f"exchange '{exchange.name}' is internal")
-        route = vhost.route(exchange, key)
-        self._route = route
-        self._raw_address = raw
-        return route
+        return vhost.route(exchange, key)
 
     def _read_properties(self, data: bytes, at: i64, end: i64) -> bytes:
         """The properties ``data[at:end]``, once they are known to be right; sets what they say.
@@ -386,17 +465,19 @@ class Publisher:
         self._raw_properties = header
         return header
 
-    def check_read(self, routes: list[Route], messages: list[Message]) -> None:
+    def check_read(self, batch: Batch) -> None:
         """Whether all of what was just read can be published, so that nobody sees a part of it.
 
         Raises Blocked, Unroutable, Rejected.
         """
+        messages = batch.messages
+        routes = batch.routes
         if messages and self.blocked is not None:
             raise Blocked(self.blocked)
-        if self._mandatory:
+        if batch.mandatory:
             missed = [
                 index
-                for index in sorted(self._mandatory)
+                for index in sorted(batch.mandatory)
                 if self._leads_nowhere(messages[index], routes[index])
             ]
             if missed:
@@ -426,16 +507,15 @@ class Publisher:
         if full is not None:
             raise Rejected(f"'{full.name}' has no room for the transaction")
 
-    def publish_read(self, routes: list[Route], messages: list[Message]) -> None:
+    def publish_read(self, batch: Batch) -> None:
         """Publish what was just read and found fit."""
-        # Those that are mandatory do have where to go (``check_routes``).
-        self._mandatory = set()
-        try:
-            self._publish(routes, messages, -1)
-        except Rejected:
-            # Only by a backlog that answers for itself, such as a session's: what it drops is
-            # nobody else's concern.
-            pass
+        # Those that are mandatory do have where to go (``check_read``).
+        batch.mandatory.clear()
+        # Nothing refuses from here on: not even what was deleted since, in this very turn.
+        batch.topology_version = self._vhost.topology_version
+        # What is rejected is so only by a backlog that answers for itself, such as a session's:
+        # what it drops is nobody else's concern.
+        self._publish(batch, batch.count)
 
     def _publish_message(self, message: Message) -> int:
         """Publish the only message of a request, which was read last.
@@ -461,76 +541,102 @@ class Publisher:
             raise Rejected("a destination refused messages", _indexes([0]))
         return result
 
-    def _publish(self, routes: list[Route], messages: list[Message], skip: int) -> int:
-        """Publish; ``skip`` of the first are there already (-1: not idempotent).
+    def _publish(self, batch: Batch, until: i64) -> None:
+        """Publish what is read and not published, until so many are; note what is refused.
 
-        Raises Rejected and Unroutable after everything else was published, but an idempotent
-        request stops at the first that is one of them.
+        Of an idempotent request it ends before the first that is refused. Raises what refuses the
+        rest: a route may be no more since it was read.
         """
-        metrics = self._metrics
-        metrics.messages_received += len(messages)
-        self._traffic.published += len(messages)
         vhost = self._vhost
-        mandatory = self._mandatory
+        routes = batch.routes
+        messages = batch.messages
+        mandatory = batch.mandatory
         has_mandatory = len(mandatory) > 0
-        wait = 0
-        rejected: list[int] = []
-        unroutable: list[int] = []
+        first: i64 = batch.published
+        if batch.topology_version != vhost.topology_version:
+            self._renew_routes(routes, first, until)
         # What was found to take none, such as that to a stream, is not asked for each message.
         without_runs: Route | None = None
-        end = max(skip, 0)
-        while end < len(messages):
+        index: i64 = first
+        end: i64 = first
+        while end < until:
             index = end
             message = messages[index]
             route = routes[index]
             end = index + 1
             if not has_mandatory and route is not without_runs:
-                end = _run_end(routes, messages, index)
+                end = _run_end(routes, messages, index, until)
                 if end == index + 1 and not route.takes_runs(message.mode):
                     without_runs = route
             if end - index > 1:
-                wait = max(wait, vhost.publish_run(messages[index:end], route))
+                batch.wait = max(batch.wait, vhost.publish_run(messages[index:end], route))
                 continue
             if route.depends_on_message:
                 route = route.resolve(message)
             is_mandatory = has_mandatory and index in mandatory
             result = vhost.publish(message, route, None, is_mandatory)
             if result == UNROUTABLE:
-                metrics.messages_unroutable += 1
-                unroutable.append(index)
-                if is_mandatory:
-                    self._traffic.returned += 1
-                else:
-                    self._traffic.unroutable += 1
-                if skip >= 0 and is_mandatory:
-                    break
+                self._count_unroutable(is_mandatory)
+                batch.unroutable.append(index)
+                batch.has_stopped = is_mandatory and batch.is_idempotent
             elif result == REJECTED:
-                rejected.append(index)
-                if skip >= 0:
-                    break
+                batch.rejected.append(index)
+                batch.has_stopped = batch.is_idempotent
             elif result:
-                wait = result
-        if rejected:
-            raise Rejected("a destination refused messages", _indexes(rejected))
-        if has_mandatory:
-            missed = [index for index in unroutable if index in mandatory]
+                batch.wait = result
+            if batch.has_stopped:
+                break
+        batch.published = index if batch.has_stopped else end
+        self._metrics.messages_received += end - first
+        self._traffic.published += end - first
+
+    def _count_unroutable(self, is_mandatory: bool) -> None:
+        self._metrics.messages_unroutable += 1
+        if is_mandatory:
+            self._traffic.returned += 1
+        else:
+            self._traffic.unroutable += 1
+
+    def _renew_routes(self, routes: list[Route], first: i64, until: i64) -> None:
+        """Find those anew that are older than the topology, since they were found in another turn.
+
+        Raises AccessRefused, NotFound.
+        """
+        version = self._vhost.topology_version
+        former = renewed = routes[first]
+        for index in range(first, until):
+            route = routes[index]
+            if route.topology_version == version:
+                continue
+            if route is not former or renewed is former:
+                former = route
+                renewed = self._route_to(route.address.exchange, route.address.key)
+            routes[index] = renewed
+
+    def _outcome(self, batch: Batch) -> int:
+        """What ``publish`` answers once all is published. Raises Rejected, Unroutable."""
+        if batch.rejected:
+            raise Rejected("a destination refused messages", _indexes(batch.rejected))
+        if batch.mandatory:
+            missed = [index for index in batch.unroutable if index in batch.mandatory]
             if missed:
                 raise Unroutable("no binding wants the message", _indexes(missed))
-        return wait
+        return batch.wait
 
 
-def _run_end(routes: list[Route], messages: list[Message], index: int) -> int:
-    """Where the run ends that begins at ``index``: see ``VirtualHost.publish_run``."""
+def _run_end(routes: list[Route], messages: list[Message], index: i64, until: i64) -> i64:
+    """Where the run ends that begins at ``index``, ``until`` at the latest: see
+    ``VirtualHost.publish_run``."""
     route = routes[index]
     first = messages[index]
-    end = index + 1
-    if end == len(messages) or routes[end] is not route or not _is_plain(first):
+    end: i64 = index + 1
+    if end == until or routes[end] is not route or not _is_plain(first):
         return end
     if not route.takes_runs(first.mode):
         return end
     mode = first.mode
     is_persistent = first.persistent
-    while end < len(messages) and routes[end] is route:
+    while end < until and routes[end] is route:
         message = messages[end]
         if message.mode != mode or message.persistent is not is_persistent:
             break

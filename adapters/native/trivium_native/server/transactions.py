@@ -103,8 +103,8 @@ class Transactions:
             if publisher.blocked is not None:
                 raise Blocked(publisher.blocked)
         parts = self._parts.find(producer, sequence, wanted)
-        routes, messages = publisher.read(data, at, end, count)
-        publisher.check_read(routes, messages)
+        batch = publisher.read(data, at, end, count)
+        publisher.check_read(batch)
         taken = self._take(settlements)
         try:
             for commit in commits:
@@ -114,7 +114,7 @@ class Transactions:
             raise
         # From here on nothing refuses.
         _dispose(taken, self._connection.traffic)
-        publisher.publish_read(routes, messages)
+        publisher.publish_read(batch)
         for commit in commits:
             commit.apply()
         if name is not None:

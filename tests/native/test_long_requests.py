@@ -1,0 +1,290 @@
+"""PUBLISH with very many messages: read and published in several turns: others are served."""
+
+from __future__ import annotations
+
+import struct
+from typing import Any
+
+import msgpack
+import pytest
+
+from tests.support.native import Received, Server, entry, frame, packed, payloads, publish
+from tests.support.server import ShortTurns
+from tests.support.simulated import Host
+from tests.support.storages import HeldStorage
+from trivium.config import Config, LimitsConfig, Listen
+from trivium.queues.queue import Queue
+from trivium.routing.exchanges import Binding
+from trivium_native.server.batches import STEP
+from trivium_native.wire import frames
+
+COUNT = 4 * STEP - 7
+#: turns in which it is read, and published
+TURNS = 4 + 4
+CONFIRMED = [(frames.CONFIRM, 9, struct.pack("<I", 1))]
+NUMBERS = [b"%d" % number for number in range(COUNT)]
+
+
+class Long:
+    """A broker whose turns are long from their begin on, and a client that publishes very much."""
+
+    def __init__(
+        self,
+        is_disk: bool = False,
+        arguments: dict[str, Any] | None = None,
+        host: Host | None = None,
+    ) -> None:
+        config = Config(
+            listen={"native": Listen(0)}, limits=LimitsConfig(max_message_bytes=1 << 20)
+        )
+        self.server = Server(HeldStorage() if is_disk else None, config, host=host)
+        vhost = self.server.vhost
+        self.queue = vhost.declare_queue("q", durable=True, arguments=arguments)
+        vhost.declare_exchange("e", "topic", durable=True)
+        vhost.bind(vhost.exchange("e"), Binding(self.queue, b"#"))
+        self.server.sync()
+        self.other = self.server.open()
+        self.client = self.server.open()
+        self.client.send(frames.PRODUCER, 1, {"producer": "p"})
+        self.server.sync()
+        self.client.take()
+        self.driver = ShortTurns()
+        self.server.broker.driver = self.driver
+
+    def send(self, body: bytes) -> None:
+        self.client.feed(frame(frames.PUBLISH, 9, body))
+
+    def turn(self, count: int = 1) -> None:
+        """So many further turns."""
+        for _ in range(count):
+            going_on, self.driver.next = self.driver.next, []
+            assert going_on
+            for connection in going_on:
+                connection.next_turn()
+            self.server.settle()
+
+    def finish(self) -> list[Received]:
+        """The turns that there are still; what the client gets."""
+        while self.driver.next:
+            self.turn()
+        return self.client.take()
+
+    def queued(self) -> list[bytes]:
+        return taken_from(self.queue)
+
+
+def taken_from(queue: Queue) -> list[bytes]:
+    """The payloads of all that a queue has."""
+    found = [queue.get() for _ in range(len(queue))]
+    return [each.message.payload for each in found if each is not None]
+
+
+def body(flags: int = 5, producer: tuple[bytes, int, int] | None = None) -> bytes:
+    entries = [entry(number, exchange=b"e", flags=flags) for number in NUMBERS]
+    return publish(*entries, producer=producer)
+
+
+def error(received: list[Received]) -> tuple[int, list[object]]:
+    ((kind, correlation, reply),) = received
+    assert kind == frames.ERROR
+    return correlation, msgpack.unpackb(reply)
+
+
+@pytest.mark.parametrize("is_packed", [False, True])
+@pytest.mark.parametrize("producer", [None, (b"p", 0, 0)])
+def test_others_are_served_in_between(
+    is_packed: bool, producer: tuple[bytes, int, int] | None
+) -> None:
+    long = Long()
+    request = body(producer=producer)
+    long.send(packed(request, "zstd") if is_packed else request)
+    lengths = []
+    while long.driver.next:
+        lengths.append(len(long.queue))
+        assert long.other.send(frames.PING, 1, b"") == [(frames.PONG, 1, b"")]
+        assert long.client.take() == []
+        long.turn()
+    assert lengths == [0, 0, 0, 0, STEP, 2 * STEP, 3 * STEP]
+    assert long.client.take() == CONFIRMED
+    assert long.queued() == NUMBERS
+
+
+def test_what_is_sent_behind_waits() -> None:
+    long = Long()
+    long.send(body())
+    long.client.feed(frame(frames.PING, 10, b"") + frame(frames.PUBLISH, 11, publish(entry(b"z"))))
+    assert [found[:2] for found in long.finish()] == [
+        (frames.CONFIRM, 9),
+        (frames.PONG, 10),
+        (frames.CONFIRM, 11),
+    ]
+
+
+def test_the_confirm_waits_for_the_last_write_batch() -> None:
+    long = Long(is_disk=True)
+    long.send(body())
+    long.turn(TURNS - 2)
+    long.server.sync()
+    assert long.client.take() == []
+    assert long.finish() == []
+    long.server.sync()
+    assert long.client.take() == CONFIRMED
+    assert long.queued() == NUMBERS
+
+
+def test_one_that_is_refused_for_its_form_has_published_nothing() -> None:
+    for last, code in ((entry(b"x", exchange=b"none"), 301), (entry(b"x", flags=3), 100)):
+        long = Long()
+        long.send(publish(*(entry(number, exchange=b"e") for number in NUMBERS), last))
+        assert error(long.finish())[1][0] == code
+        assert long.queued() == []
+
+
+def test_whose_connection_ends_is_sent_again_and_nothing_is_twice() -> None:
+    long = Long()
+    long.send(body(producer=(b"p", 0, 0)))
+    long.turn(5)
+    assert len(long.queue) == 2 * STEP
+    long.client.lose()
+    long.driver.next.clear()
+    long.client = long.other
+    long.send(body(producer=(b"p", 0, 0)))
+    assert long.finish() == CONFIRMED
+    assert long.queued() == NUMBERS
+
+
+def test_two_who_send_the_same_publish_it_once() -> None:
+    long = Long()
+    request = frame(frames.PUBLISH, 9, body(producer=(b"p", 0, 0)))
+    for client in (long.client, long.other):
+        client.feed(request)
+    assert long.finish() == CONFIRMED
+    assert long.other.take() == CONFIRMED
+    assert long.queued() == NUMBERS
+
+
+def test_one_at_a_time_is_opened() -> None:
+    long = Long()
+    request = frame(frames.PUBLISH, 9, packed(body(), "zstd"))
+    for client in (long.client, long.other):
+        client.feed(request)
+    assert long.finish() == CONFIRMED
+    assert long.other.take() == CONFIRMED
+    assert long.queued() == NUMBERS * 2
+
+
+@pytest.mark.parametrize("turns", [2, 5])
+@pytest.mark.parametrize("is_next", [False, True])
+def test_who_goes_lets_the_next_begin(turns: int, is_next: bool) -> None:
+    long = Long()
+    for client in (long.other, long.client):
+        client.feed(frame(frames.PUBLISH, 9, body()))
+    long.turn(turns)
+    if not is_next:
+        long.client.lose()
+        long.client = long.other
+        assert long.finish() == CONFIRMED
+        assert long.queued() == NUMBERS
+        return
+    before = len(long.queue)
+    long.other.lose()
+    assert long.finish() == CONFIRMED
+    assert long.queued() == NUMBERS[:before] + NUMBERS
+
+
+def test_who_is_refused_lets_the_next_begin() -> None:
+    long = Long()
+    long.client.feed(frame(frames.PUBLISH, 9, body() + b"x"))
+    long.other.feed(frame(frames.PUBLISH, 9, body()))
+    assert error(long.finish())[1][0] == 100
+    assert long.other.take() == CONFIRMED
+    assert long.queued() == NUMBERS
+
+
+def test_a_crash_in_between_leaves_a_beginning_that_is_not_published_again() -> None:
+    long = Long(host=Host())
+    long.send(body(producer=(b"p", 0, 0)))
+    long.turn(5)
+    long.server.sync()
+    assert long.client.take() == []
+    after = long.server.crash()
+    queue = after.vhost.queue("q")
+    assert len(queue) == 2 * STEP
+    client = after.open()
+    client.feed(frame(frames.PUBLISH, 9, body(producer=(b"p", 0, 0))))
+    assert client.take() == []
+    after.sync()
+    assert client.take() == CONFIRMED
+    assert taken_from(queue) == NUMBERS
+
+
+def test_a_producer_that_is_opened_again_meanwhile_fences_the_rest() -> None:
+    long = Long()
+    long.send(body(producer=(b"p", 0, 0)))
+    long.turn(5)
+    assert long.other.ask(frames.PRODUCER, producer="p") == {"epoch": 1, "sequence": 2 * STEP}
+    assert error(long.finish())[1][0] == 309
+    assert long.queued() == NUMBERS[: 2 * STEP]
+    assert long.other.ask(frames.PRODUCER, producer="p") == {"epoch": 2, "sequence": 2 * STEP}
+
+
+def test_the_rest_follows_the_topology() -> None:
+    long = Long()
+    vhost = long.server.vhost
+    further = vhost.declare_queue("further", durable=True)
+    long.send(body())
+    long.turn(5)
+    vhost.bind(vhost.exchange("e"), Binding(further, b"#"))
+    assert long.finish() == CONFIRMED
+    assert long.queued() == NUMBERS
+    assert len(further) == COUNT - 2 * STEP
+
+
+def test_an_exchange_that_is_deleted_meanwhile_refuses_the_rest() -> None:
+    long = Long()
+    long.send(body(producer=(b"p", 0, 0)))
+    long.turn(5)
+    long.server.vhost.delete_exchange("e")
+    assert error(long.finish())[1][0] == 301
+    assert long.queued() == NUMBERS[: 2 * STEP]
+    assert long.client.ask(frames.PRODUCER, producer="p") == {"epoch": 1, "sequence": 2 * STEP}
+
+
+def test_what_is_refused_is_named_over_all_turns() -> None:
+    long = Long(arguments={"x-max-length": COUNT - 5, "x-overflow": "reject-publish"})
+    long.send(body())
+    assert error(long.finish())[1][2] == {"indexes": list(range(COUNT - 5, COUNT))}
+    long = Long(arguments={"x-max-length": COUNT - 5, "x-overflow": "reject-publish"})
+    long.send(body(producer=(b"p", 0, 0)))
+    assert error(long.finish())[1][2] == {"indexes": [COUNT - 5]}
+    assert long.client.ask(frames.PRODUCER, producer="p")["sequence"] == COUNT - 5
+
+
+def test_mandatory_messages_are_named_over_all_turns() -> None:
+    long = Long()
+    long.server.vhost.delete_queue(long.queue)
+    long.send(body(flags=5 | 16))
+    reply = error(long.finish())[1]
+    assert reply[0] == 306
+    assert reply[2] == {"indexes": list(range(1024))}
+    assert long.server.adapter.metrics.messages_received == COUNT
+
+
+def test_of_a_client_that_is_cut_off_the_rest_and_what_is_behind_are_given_up() -> None:
+    long = Long()
+    long.client.feed(frame(frames.PUBLISH, 9, body()) + frame(frames.PUBLISH, 10, publish(entry())))
+    long.turn(5)
+    long.client.connection.is_cut_off = True
+    long.turn()
+    assert long.driver.next == []
+    assert not long.client.connection.waits_for_turn
+    assert len(long.queue) == 2 * STEP
+
+
+def test_subscribers_get_all_in_order() -> None:
+    long = Long()
+    fields = {"subscription": 1, "mode": "queue", "queue": "q", "credit": 2 * COUNT}
+    long.other.ask(frames.SUBSCRIBE, **fields)
+    long.send(body())
+    assert long.finish() == CONFIRMED
+    assert payloads(long.other.take()) == NUMBERS
