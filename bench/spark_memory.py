@@ -29,8 +29,8 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructType
 
-from trivium_native.arrow import TYPES
-from trivium_spark.columns import SCHEMA, arrow_schema
+from trivium_native.arrow import COLUMNS, TYPES
+from trivium_spark.columns import arrow_schema, default_schema
 
 TOPICS: Final = 10
 PAYLOAD: Final = b"x" * 100
@@ -140,8 +140,8 @@ class MemoryDataSource(DataSource):
     def name(cls) -> str:
         return "memory-arrow"
 
-    def schema(self) -> str:
-        return SCHEMA
+    def schema(self) -> StructType:
+        return default_schema(COLUMNS, TYPES)
 
     def reader(self, schema: StructType) -> _Reader:
         return _Reader(self.options, schema)
