@@ -8,6 +8,7 @@ import io
 import json
 import os
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,7 +35,8 @@ JSON_ELSEWHERE = {("bench",), ("chaos",), ("serve",), ("sub",), ("top",)}
 
 PARSERS: dict[Words, argparse.ArgumentParser] = {}
 LEAVES: dict[Words, list[argparse.Action]] = {}
-for each, parser, actions in commands_of(make_parser(NOUNS)):
+PARSER = make_parser(NOUNS)
+for each, parser, actions in commands_of(PARSER):
     PARSERS[each] = parser
     LEAVES[each] = actions
 
@@ -146,6 +148,51 @@ def answer(arguments: list[str], is_terminal: bool = False) -> str:
     finally:
         sys.stdout = before
     return output.getvalue()
+
+
+# What the documents say
+
+ROOT = Path(__file__).parents[1]
+DOCUMENTS = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").rglob("*.md")),
+]
+#: what begins as a command does and is none: lines that the broker prints, names on the disk
+NOT_COMMANDS = {"ready", "version", "catalog", "key"}
+
+
+def documented(text: str) -> Iterator[str]:
+    """The commands of a document: lines of code, without what explains them, and in the prose."""
+    for line in re.findall(r"^ *(?:\$ )?(trivium [a-z].*)$", text, re.MULTILINE):
+        # Prose is not indented, and its lines are filled.
+        yield re.split(r"  +| &$| \| ", line)[0]
+    yield from re.findall(r"`(trivium [a-z][^`]*)`", text)
+
+
+def is_taken(command: str) -> bool:
+    """Whether the parser takes a command of the documents; a name of one needs no arguments."""
+    given = re.sub(r"[][]", "", command.partition(" >")[0])
+    words = shlex.split(given)[1:]
+    if any(tuple(words) == known[: len(words)] for known in LEAVES):
+        return True
+    try:
+        PARSER.parse_args(words)
+    except SystemExit as stopped:
+        return stopped.code == EXIT_OK
+    return True
+
+
+@pytest.mark.parametrize("file", DOCUMENTS, ids=lambda file: str(file.relative_to(ROOT)))
+def test_the_commands_of_the_documents_are_taken(
+    file: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    found = documented(file.read_text(encoding="utf-8"))
+    assert [
+        command
+        for command in found
+        if command.split()[1] not in NOT_COMMANDS and not is_taken(command)
+    ] == []
 
 
 # What each takes
