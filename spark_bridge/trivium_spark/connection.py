@@ -36,6 +36,7 @@ from trivium_native.errors import (
     StreamChanged,
     TimedOut,
     TooManyRequests,
+    Unroutable,
 )
 from trivium_native.requests import (
     FILTER,
@@ -56,6 +57,7 @@ from trivium_native.values import (
     StoredBatch,
     StreamInfo,
 )
+from trivium_spark.ending import end_put_off
 from trivium_spark.errors import (
     BrokerUnavailable,
     GroupTakenOver,
@@ -68,6 +70,7 @@ from trivium_spark.offsets import (
     Offsets,
     Snapshot,
     StreamState,
+    check_complete,
     check_partitions,
     partitions_of,
 )
@@ -178,9 +181,11 @@ class ReconnectingConnection:
     def located(self, position: Position, group: str | None, snapshot: Snapshot) -> Position:
         """The same position without times, and without what is up to a group.
 
-        Raises OptionError where nothing arrived at a time or later, if that is an error.
+        Raises OptionError where nothing arrived at a time or later, if that is an error, and where
+        partitions are left out.
         """
-        check_partitions(position.times, snapshot)
+        check_partitions([*position.offsets, *position.times], snapshot)
+        check_complete(position, snapshot)
         wanted = dict(position.times)
         bounds = dict(partitions_of(snapshot))
         if position.time is not None:
@@ -319,8 +324,7 @@ class ReconnectingConnection:
         held = self._held
         try:
             if held is None:
-                name = f"spark-{secrets.token_hex(8)}"
-                self._held = self._repeat(lambda client: client.join_exclusively(group, name))
+                self._join(group, f"spark-{secrets.token_hex(8)}")
             else:
                 self._repeat(lambda client: client.check_membership(held))
         except (Fenced, StaleMember) as error:
@@ -328,13 +332,22 @@ class ReconnectingConnection:
         except NativeError as error:
             raise TriviumSparkError(f"group {group}: {error.text}") from error
 
+    def _join(self, group: str, name: str) -> None:
+        def join(client: SyncClient) -> None:
+            with end_put_off():
+                self._held = client.join_exclusively(group, name)
+
+        self._repeat(join)
+
     def release(self) -> None:
         """Leave the group that is held, if that is possible."""
         held, self._held = self._held, None
         if held is not None:
+            # The process may be ended within a call, whose answer would come first.
+            self.close()
             try:
                 self._connected().leave(held)
-            except NativeError as error:
+            except (NativeError, TriviumSparkError) as error:
                 logger.info("group %s: not left: %s", held.group, error)
 
     def commit(self, group: str, offsets: Offsets) -> None:
@@ -363,8 +376,12 @@ class ReconnectingConnection:
         except NativeError as error:
             raise TriviumSparkError(error.text) from error
 
-    def publish(self, requests: Iterable[FramedMessages]) -> int:
-        """Publish request after request; how many messages that were, once all are acknowledged."""
+    def publish(self, requests: Iterable[FramedMessages], target: str = "") -> int:
+        """Publish request after request; how many messages that were, once all are acknowledged.
+
+        ``target`` is what they all go to, such as ``queue 'q'``, if that is no exchange. Raises
+        OptionError where there is no such thing.
+        """
         count = 0
 
         def operations() -> Iterator[Operation[None]]:
@@ -376,13 +393,21 @@ class ReconnectingConnection:
         try:
             deque(self._repeat_each(operations()), maxlen=0)
         except NativeError as error:
-            raise TriviumSparkError(f"messages were not published: {error.text}") from error
+            raise _not_taken("published", target, error) from error
         return count
 
     def stage(
-        self, producer: str, number: int, part: str, requests: Iterable[FramedMessages]
+        self,
+        producer: str,
+        number: int,
+        part: str,
+        requests: Iterable[FramedMessages],
+        target: str = "",
     ) -> int | None:
-        """Stage a part; how many requests it has. None when the number was committed already."""
+        """Stage a part; how many requests it has. None when the number was committed already.
+
+        ``target`` and what is raised are as with ``publish``.
+        """
         operations = (
             stage(producer, number, part, index, request) for index, request in enumerate(requests)
         )
@@ -395,7 +420,7 @@ class ReconnectingConnection:
                     return None
                 count += 1
         except NativeError as error:
-            raise TriviumSparkError(f"messages were not staged: {error.text}") from error
+            raise _not_taken("staged", target, error) from error
         return count
 
     def commit_parts(self, producer: str, number: int, parts: Sequence[Part]) -> None:
@@ -578,6 +603,16 @@ def _bounds(stream: StreamInfo, selection: Selection) -> tuple[Bounds | None, ..
             f" {stream.name!r} has {len(bounds)} partitions"
         )
     return tuple(each if number in wanted else None for number, each in enumerate(bounds))
+
+
+def _not_taken(what: str, target: str, error: NativeError) -> TriviumSparkError:
+    """Why messages were not published or staged."""
+    if isinstance(error, Unroutable) and target:
+        return OptionError(f"{target} does not exist")
+    if isinstance(error, NotFound):
+        found = error.text.replace("no exchange", "exchange", 1)
+        return OptionError(f"{found} does not exist")
+    return TriviumSparkError(f"messages were not {what}: {error.text}")
 
 
 def _taken_over(group: str, error: NativeError) -> GroupTakenOver:

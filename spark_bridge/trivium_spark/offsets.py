@@ -166,6 +166,21 @@ def check_partitions(keys: Iterable[StreamPartition], snapshot: Snapshot) -> Non
             )
 
 
+def check_complete(position: Position, snapshot: Snapshot) -> None:
+    """Raise OptionError where an option gives a number to some partitions and not to others."""
+    if position.option is None:
+        return
+    named = position.offsets.keys() | position.times.keys()
+    missing = [format_partition(key) for key, _ in partitions_of(snapshot) if key not in named]
+    if missing:
+        more = f" and {len(missing) - 5} more" if len(missing) > 5 else ""
+        hint = "" if position.times else " (-1: latest, -2: earliest)"
+        raise OptionError(
+            f"option {position.option} leaves out {', '.join(missing[:5])}{more}: it names all"
+            f" partitions that are read{hint}"
+        )
+
+
 def initial_offsets(start: Position, snapshot: Snapshot) -> Offsets:
     """Where a query that has no checkpoint begins. Raises OptionError."""
     offsets = resolve(start, snapshot)

@@ -107,7 +107,8 @@ class Position:
     ``offsets`` maps (stream, partition) to an offset, LATEST or EARLIEST; partitions that it does
     not name are at ``otherwise``, which may be COMMITTED. ``times``, milliseconds since the epoch,
     stand for the first record that arrived then or later, ``time`` for that of all partitions.
-    Where there is none, that is an error if ``is_strict``, and LATEST otherwise.
+    Where there is none, that is an error if ``is_strict``, and LATEST otherwise. ``option`` is the
+    one that gave a number to each partition, if it was so.
     """
 
     otherwise: int
@@ -115,6 +116,7 @@ class Position:
     times: Mapping[StreamPartition, int] = field(default_factory=dict)
     time: int | None = None
     is_strict: bool = False
+    option: str | None = field(default=None, compare=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -227,6 +229,10 @@ def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOp
     values = _known_options(options, known, frozenset())
     selection = _selection(values)
     start = _position(values, "starting", "latest" if is_streaming else "earliest", selection)
+    end = _position(values, "ending", "latest", selection)
+    if not is_streaming:
+        _refuse("startingOffsets", start, LATEST, "latest")
+        _refuse("endingOffsets", end, EARLIEST, "earliest")
     group = _optional(values, "group")
     if start.otherwise == COMMITTED and group is None:
         raise OptionError("option startingOffsets is group, which needs option group")
@@ -239,7 +245,7 @@ def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOp
         access=_access(values),
         selection=selection,
         start=start,
-        end=_position(values, "ending", "latest", selection),
+        end=end,
         fail_on_data_loss=_boolean(values, "failOnDataLoss", True),
         limits=_limits(values),
         division=Division(
@@ -509,35 +515,52 @@ def _position(
     name = f"{which}OffsetsByTimestamp"
     if name in values:
         times = _by_partition(values[name], name, 0, selection)
-        return Position(ends[default], times=times, is_strict=is_strict)
+        return Position(ends[default], times=times, is_strict=is_strict, option=name)
     name = f"{which}Offsets"
     text = values.get(name, default).strip()
     if which == "starting":
         ends["group"] = COMMITTED
     if text.lower() in ends:
         return Position(ends[text.lower()])
-    return Position(ends[default], _by_partition(text, name, EARLIEST, selection))
+    return Position(ends[default], _by_partition(text, name, EARLIEST, selection), option=name)
+
+
+def _refuse(name: str, position: Position, where: int, word: str) -> None:
+    """Raise OptionError where a batch query is to begin or end at the wrong end of a partition."""
+    if where in (position.otherwise, *position.offsets.values()):
+        raise OptionError(
+            f"option {name} of a batch query is not {word} ({where}): nothing would be read"
+        )
 
 
 def _by_partition(
     text: str, name: str, least: int, selection: Selection
 ) -> dict[StreamPartition, int]:
-    """JSON with a number for each of some partitions."""
+    """JSON with a number for each partition: ours, or that of Kafka's source."""
     try:
         given = json.loads(text)
     except ValueError:
         given = None
-    if not isinstance(given, dict):
+    if not isinstance(given, dict) or not given:
         words = "JSON" if least == 0 else "earliest, latest or JSON"
-        raise OptionError(f'option {name} is {words} like {{"orders/0": 42}}')
+        form = '{"orders/0": 42} or {"orders": {"0": 42}}'
+        raise OptionError(f"option {name} is {words} like {form}")
+    pairs: list[tuple[str, object]] = []
+    for key, value in given.items():
+        if isinstance(value, dict):
+            pairs += [(f"{key}/{number}", each) for number, each in value.items()]
+        else:
+            pairs.append((key, value))
     numbers: dict[StreamPartition, int] = {}
-    for key, number in given.items():
+    for key, number in pairs:
         partition = parse_partition(key)
         if partition is None or not _selects(selection, partition):
             raise OptionError(f"option {name}: {key!r} is not a partition of the streams read")
         if isinstance(number, bool) or not isinstance(number, int) or number < least:
             what = "milliseconds since the epoch" if least == 0 else "an offset, -1 or -2"
             raise OptionError(f"option {name}: {number!r} is not {what}")
+        if partition in numbers:
+            raise OptionError(f"option {name} names {key} twice")
         numbers[partition] = number
     return numbers
 

@@ -37,6 +37,7 @@ from trivium_native.arrow import TYPES, BatchConverter
 from trivium_spark.columns import arrow_schema
 from trivium_spark.connection import FETCH_BYTES, Piece, ReconnectingConnection, StreamGone
 from trivium_spark.decoding import Decoder
+from trivium_spark.ending import at_end, end_put_off, forget_end
 from trivium_spark.errors import TriviumSparkError, first_line, first_lines
 from trivium_spark.filters import Pushed
 from trivium_spark.offsets import (
@@ -286,7 +287,7 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def latestOffset(self, start: dict[str, Any], limit: ReadLimit) -> dict[str, Any]:  # noqa: N802
         snapshot = self._snapshot()
         if self._options.group is not None:
-            self._connected().hold(self._options.group)
+            self._hold(self._options.group)
         # Spark plans a batch once all before it is done, but calls commit only if there is a batch:
         # the group of an idle query would stay behind.
         self.commit(start)
@@ -334,14 +335,21 @@ class TriviumStreamReader(DataSourceStreamReader, SupportsTriggerAvailableNow):
         self._committed = offsets
         connection = self._connected()
         if not connection.is_holding:
-            connection.hold(self._options.group)
+            self._hold(self._options.group)
         connection.commit(self._options.group, offsets.of(self._read))
 
     def stop(self) -> None:
-        if self._connection is not None:
-            self._connection.release()
-            self._connection.close()
-            self._connection = None
+        # Spark closes the socket of this process and sends it SIGTERM, in no certain order.
+        with end_put_off():
+            if self._connection is not None:
+                self._connection.release()
+                self._connection.close()
+                self._connection = None
+            forget_end()
+
+    def _hold(self, group: str) -> None:
+        at_end(self.stop)
+        self._connected().hold(group)
 
     def _snapshot(self) -> Snapshot:
         snapshot = self._connected().snapshot(self._options.selection)

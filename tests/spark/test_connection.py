@@ -205,8 +205,15 @@ def test_what_was_asked_for_ahead_is_asked_again_after_a_crash(
 
 def test_publish_that_is_refused_says_why(connection: ReconnectingConnection) -> None:
     missing = request(Publication(payload=b"x", exchange="nowhere"))
-    with pytest.raises(TriviumSparkError, match="not published: no exchange 'nowhere'"):
+    mandatory = Publication(payload=b"x", exchange="", routing_key="s", mandatory=True)
+    with pytest.raises(OptionError, match=r"^exchange 'nowhere' in vhost '/' does not exist$"):
         connection.publish(missing)
+    with pytest.raises(OptionError, match=r"^exchange 'nowhere' in vhost '/' does not exist$"):
+        connection.stage("p", 0, "a", missing)
+    with pytest.raises(OptionError, match=r"^queue 's' does not exist$"):
+        connection.stage("p", 0, "a", request(mandatory), "queue 's'")
+    with pytest.raises(OptionError, match=r"^queue 's' does not exist$"):
+        connection.publish(request(mandatory), "queue 's'")
 
 
 def test_commit_is_seen_by_others(client: SyncClient, connection: ReconnectingConnection) -> None:

@@ -17,6 +17,7 @@ from trivium_spark.offsets import (
     backlog_of,
     behind,
     beyond_the_end,
+    check_complete,
     check_losses,
     check_order,
     divide,
@@ -42,6 +43,25 @@ def through_checkpoint(offsets: Offsets) -> Offsets:
 
 def read(start: Offsets, end: Offsets) -> dict[str, tuple[int, int]]:
     return {f"{r.stream}/{r.partition}": (r.start, r.end) for r in ranges(start, end)}
+
+
+def test_numbers_by_partition_name_all_of_them() -> None:
+    snapshot = {"s": stream((0, 9), (0, 9)), "t": stream((0, 9))}
+    some = {("s", 0): 3}
+    check_complete(Position(LATEST, some), snapshot)
+    with pytest.raises(OptionError, match=r"startingOffsets leaves out s/1, t/0: .* -2: earliest"):
+        check_complete(Position(LATEST, some, option="startingOffsets"), snapshot)
+    timed = Position(LATEST, times=some, option="endingOffsetsByTimestamp")
+    with pytest.raises(OptionError, match=r"ByTimestamp leaves out s/1, t/0: .* are read$"):
+        check_complete(timed, snapshot)
+    whole = {**some, ("s", 1): LATEST, ("t", 0): EARLIEST}
+    check_complete(Position(LATEST, whole, option="startingOffsets"), snapshot)
+    many = {"s": stream(*[(0, 1)] * 9)}
+    with pytest.raises(OptionError, match="s/1, s/2, s/3, s/4, s/5 and 3 more"):
+        check_complete(Position(LATEST, some, option="startingOffsets"), many)
+    # Those that the query does not read need no number.
+    part = {"s": StreamState("one", (Bounds(0, 1), None))}
+    check_complete(Position(LATEST, some, option="startingOffsets"), part)
 
 
 def test_json_form() -> None:

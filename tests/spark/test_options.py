@@ -113,7 +113,12 @@ def test_offsets_by_partition() -> None:
         ({"retryTimeout": "nan"}, "retryTimeout"),
         ({"group": ""}, "group"),
         ({"startingOffsets": "newest"}, "startingOffsets"),
-        ({"startingOffsets": "[1]"}, "startingOffsets"),
+        ({"startingOffsets": "[1]"}, r'like {"orders/0": 42} or {"orders": {"0": 42}}'),
+        ({"startingOffsets": "{}"}, "startingOffsets is earliest, latest or JSON"),
+        ({"startingOffsets": '{"other": {"0": 1}}'}, "'other/0' is not a partition"),
+        ({"startingOffsets": '{"orders": {"x": 1}}'}, "'orders/x' is not a partition"),
+        ({"startingOffsets": '{"orders": {"0": "1"}}'}, "'1' is not an offset"),
+        ({"startingOffsets": '{"orders": {"0": 1}, "orders/0": 2}'}, "names orders/0 twice"),
         ({"startingOffsets": '{"orders": 1}'}, "'orders'"),
         ({"startingOffsets": '{"other/0": 1}'}, "'other/0'"),
         ({"startingOffsets": '{"orders/0": -3}'}, "-3"),
@@ -277,7 +282,7 @@ def test_what_a_batch_query_writes_may_be_a_micro_batch() -> None:
     [
         ("endingOffsets", "latest"),
         ("endingTimestamp", "1"),
-        ("endingOffsetsByTimestamp", "{}"),
+        ("endingOffsetsByTimestamp", '{"orders/0": 1}'),
         ("pushFilters", "true"),
     ],
 )
@@ -288,3 +293,28 @@ def test_a_load_takes_the_options_of_batch_queries(name: str, value: str) -> Non
     assert tuple(schema.names) == COLUMNS
     with pytest.raises(OptionError, match="unknown option other"):
         TriviumDataSource(CaseInsensitiveDict({**READ, name: value, "other": "x"})).schema()
+
+
+@pytest.mark.parametrize("name", ["startingOffsets", "startingOffsetsByTimestamp"])
+def test_numbers_by_partition_may_have_the_form_of_kafkas_source(name: str) -> None:
+    given = [{**READ, name: text} for text in ('{"orders/0": 7}', '{"orders": {"0": 7}}')]
+    ours, theirs = (parse_read_options(each, is_streaming=True).start for each in given)
+    assert ours == theirs
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "shown"),
+    [
+        ("startingOffsets", "latest", r"startingOffsets of a batch query is not latest \(-1\)"),
+        ("startingOffsets", '{"orders/0": 1, "orders/1": -1}', "is not latest"),
+        ("endingOffsets", "earliest", r"endingOffsets of a batch query is not earliest \(-2\)"),
+        ("endingOffsets", '{"orders": {"0": -2}}', "is not earliest"),
+    ],
+)
+def test_a_batch_query_neither_begins_at_the_end_nor_ends_at_the_beginning(
+    name: str, value: str, shown: str
+) -> None:
+    with pytest.raises(OptionError, match=shown):
+        parse_read_options({**READ, name: value}, is_streaming=False)
+    if name == "startingOffsets":
+        parse_read_options({**READ, name: value}, is_streaming=True)

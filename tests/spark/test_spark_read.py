@@ -75,7 +75,10 @@ def test_batch_read_of_a_range(
     publish(client, "s", range(20))
     found = load(spark, broker, startingOffsets='{"s/0": 5}', endingOffsets='{"s/0": 12}')
     assert sorted(numbers(found.collect())) == list(range(5, 12))
-    assert load(spark, broker, startingOffsets="latest").collect() == []
+    found = load(spark, broker, startingOffsets='{"s": {"0": 18}}')
+    assert sorted(numbers(found.collect())) == [18, 19]
+    with pytest.raises(AnalysisException, match="startingOffsets of a batch query is not latest"):
+        load(spark, broker, startingOffsets="latest").collect()
     assert load(spark, broker).count() == 20
 
 

@@ -153,10 +153,11 @@ def test_a_full_read_round_trips(
     assert [row.expiration for row in lifetimes] == [3_600_000, None, None]
 
 
-def test_write_to_a_stream_that_there_is_not(spark: SparkSession, broker: TriviumProcess) -> None:
+@pytest.mark.parametrize("kind", ["stream", "queue"])
+def test_write_to_what_there_is_not(spark: SparkSession, broker: TriviumProcess, kind: str) -> None:
     frame = spark.range(1).selectExpr("'x' AS value")
-    with pytest.raises(Exception, match="messages were not staged: no binding wants"):
-        frame.write.format("trivium").mode("append").options(url=broker.url, stream="no").save()
+    with pytest.raises(Exception, match=f"OptionError: {kind} 'no' does not exist"):
+        frame.write.format("trivium").mode("append").options(url=broker.url, **{kind: "no"}).save()
 
 
 @pytest.mark.parametrize(
