@@ -122,6 +122,12 @@ def test_what_prevents_a_start_is_raised_to_who_starts(tmp_path: Path) -> None:
     assert set(threading.enumerate()) == threads
 
 
+def test_one_that_has_stopped_listens_nowhere() -> None:
+    with embedded.start(Config(listen={"native": Listen(0)}, storage=MEMORY)) as broker:
+        assert broker.listeners
+    assert broker.listeners == {}
+
+
 def test_several_brokers_run_in_one_process(broker: EmbeddedBroker) -> None:
     with embedded.start(ALONE) as other, broker.client() as one, other.client() as two:
         one.declare_queue("q")

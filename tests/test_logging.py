@@ -257,3 +257,30 @@ def test_a_broken_record_is_said_on_standard_error(
     logger.addHandler(Handler(broker))
     logger.info("%d", "no number")
     assert "--- Logging error ---" in capsys.readouterr().err
+
+
+def test_what_is_no_place_and_no_capacity_is_refused(broker: EmbeddedBroker) -> None:
+    for where in (5, None):
+        with pytest.raises(ValueError, match="neither a URL nor a broker"):
+            Handler(where)  # type: ignore[arg-type]
+    for settings in ({"capacity": 0}, {"capacity_bytes": 0}):
+        with pytest.raises(ValueError, match="at least 1"):
+            Handler(broker, **settings)  # type: ignore[arg-type]
+    with pytest.raises(RuntimeError, match="has not started"):
+        Handler(Broker(CONFIG))
+
+
+def test_records_for_a_stream_that_is_not_declared_are_dropped_and_counted(
+    broker: EmbeddedBroker, logger: logging.Logger
+) -> None:
+    handler = Handler(broker, stream="later")
+    logger.addHandler(handler)
+    logger.error("one")
+    handler.flush()
+    assert handler.dropped == 1
+    assert handler.error is not None
+    with broker.client() as client:
+        client.declare_stream("later")
+    logger.error("two")
+    handler.flush()
+    assert handler.dropped == 1

@@ -62,11 +62,13 @@ class Handler(logging.Handler):
 
     ``where`` is a URL, or a broker of this process. ``topic`` is the routing key, in which
     ``{name}`` and ``{level}`` are the logger's and the record's (``error``), at ``exchange``. With
-    ``stream`` they go to the stream of that name instead, which is declared before. A record is a
-    JSON object unless a formatter is set. What loggers of the broker and its clients say is left
-    out: it would be about the records.
+    ``stream`` they go to the stream of that name instead. Declare it first: while there is none,
+    records are dropped and counted, and ``error`` says why. A record is a JSON object unless a
+    formatter is set. What loggers of the broker and its clients say is left out: it would be about
+    the records.
 
-    Raises ValueError for a URL that nothing installed connects to.
+    Raises ValueError for a URL that nothing installed connects to, for what is neither a URL nor a
+    broker, and for no capacity; RuntimeError for a broker that has not started.
     """
 
     def __init__(
@@ -81,6 +83,8 @@ class Handler(logging.Handler):
         capacity_bytes: int = CAPACITY_BYTES,
         close_seconds: float = CLOSE_SECONDS,
     ) -> None:
+        if capacity < 1 or capacity_bytes < 1:
+            raise ValueError("capacity and capacity_bytes are at least 1")
         super().__init__(level)
         self.setFormatter(JsonFormatter())
         #: records that did not fit, or that the broker has refused
@@ -271,7 +275,10 @@ def _place_of(
         # A record that a lost connection leaves behind is sent by the next one.
         return partial(found[scheme].load(), where, reconnect=False), None
     broker: Broker = getattr(where, "broker", where)  # type: ignore[arg-type]
-    assert broker.server is not None, "the broker has not started"
+    if not hasattr(broker, "server"):
+        raise ValueError("what is logged to is neither a URL nor a broker")
+    if broker.server is None:
+        raise RuntimeError("the broker has not started")
     return broker.client, broker.server.loop
 
 

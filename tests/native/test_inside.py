@@ -14,7 +14,7 @@ from tests.support.live import TIMEOUT, running_inside
 from trivium.config import EVERYTHING, UserConfig
 from trivium.runtime.broker import Broker
 from trivium.security.permissions import grants_of
-from trivium_native import errors
+from trivium_native import connect, errors
 from trivium_native.client.receiving import LIVE_BACKLOG
 from trivium_native.values import Publication
 
@@ -195,3 +195,43 @@ async def test_nothing_is_left_of_a_client_that_has_left() -> None:
             assert [each for at, each in there().items() if at not in before] == []
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize("window", [0, -1])
+async def test_a_window_without_room_is_refused(window: int) -> None:
+    async with running_inside() as broker:
+        with pytest.raises(ValueError, match="window"):
+            async with broker.client(window=window):
+                pass
+    with pytest.raises(ValueError, match="window"):
+        connect("trivium://localhost", window=window)
+
+
+async def test_a_credit_without_room_is_refused() -> None:
+    async with running_inside() as broker, broker.client() as client:
+        await client.declare_queue("q")
+        await client.declare_stream("s")
+        for block in (
+            client.consume("q", credit=0),
+            client.poller("q", credit=0),
+            client.read("s", credit=0),
+            client.join("g", ["s"], credit=0),
+        ):
+            with pytest.raises(errors.InvalidArgument, match="credit"):
+                async with block:
+                    pass
+
+
+async def test_numbers_that_do_not_fit_are_refused_before_they_are_sent() -> None:
+    async with running_inside() as broker, broker.client() as client:
+        await client.declare_stream("s")
+        await client.declare_queue("q")
+        with pytest.raises(errors.InvalidArgument, match="too large"):
+            await client.commit("g", "s", {0: 2**70})
+        for time in ("x", float("inf"), float("nan")):
+            with pytest.raises(errors.InvalidArgument, match="no number of seconds"):
+                async with client.consume("q", ack_timeout=time):
+                    pass
+            with pytest.raises(errors.InvalidArgument, match="no number of seconds"):
+                await client.fetch("s", 0, 0, max_wait=time)
+        assert (await client.metadata(["s"]))[0].name == "s"

@@ -256,6 +256,25 @@ async def test_a_fetch_gives_records_from_its_offset_on(url: str) -> None:
         assert offsets == list(range(7, 20 + SMALL_RECORDS))
 
 
+async def test_a_poll_whose_connection_is_lost_is_made_again(url: str) -> None:
+    async with connect(url, reconnect=AT_ONCE) as client, connect(url) as other:
+        await other.declare_queue("q")
+        async with client.poller("q") as poller:
+            asked = asyncio.create_task(poller.poll(max_wait=TIMEOUT))
+            await until_sent(client, 1)
+            lose(client)
+            # Both were asked under the number of the connection that is lost.
+            await other.publish(b"0", exchange="", routing_key="q")
+            assert [each.payload for each in await asked] == [b"0"]
+            lose(client)
+            (again,) = await poller.poll(max_wait=TIMEOUT)
+            assert (again.payload, again.is_redelivered) == (b"0", True)
+            lose(client)
+            await other.delete("queue", "q")
+            with pytest.raises(errors.NotFound, match="'q'"):
+                await poller.poll(max_wait=TIMEOUT)
+
+
 async def test_a_subscription_whose_source_is_gone_ends(url: str) -> None:
     events = Events()
     async with (
@@ -450,3 +469,9 @@ async def test_a_broker_that_talks_nonsense_is_not_asked_again() -> None:
     async with FakeBroker(b"HTTP/1.1 400 Bad Request\r\n\r\n") as fake:
         with pytest.raises(errors.RemoteProtocolError):
             await connect(fake.url, reconnect=AT_ONCE)
+
+
+def test_what_does_not_say_how_to_connect_again_is_refused() -> None:
+    for make in (connect, connect_sync):
+        with pytest.raises(ValueError, match="reconnect"):
+            make("trivium://localhost", reconnect=5)  # type: ignore[arg-type]

@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 
 from trivium.runtime.broker import Broker
 from trivium.runtime.server import ServerStopped
-from trivium_native.client.client import Client
+from trivium_native.client.client import Client, check_window
 from trivium_native.client.connection import WRITE_HIGH_WATER, ClientConnection
 from trivium_native.client.defaults import CONNECT_TIMEOUT, DEFAULT_IN_FLIGHT
 from trivium_native.client.protocol import ClientProtocol
@@ -53,9 +53,10 @@ async def connect(
     """A client of a broker that runs on this event loop, closed at the end of the block.
 
     With ``username`` it has that user's permissions, without the owner's. ``window`` is how many
-    publish requests may be in flight. Raises ConnectionFailed for a broker that has stopped,
-    AuthenticationFailed, AccessRefused, NotFound (vhost), TimedOut.
+    publish requests may be in flight. Raises ValueError for less than 1, ConnectionFailed for a
+    broker that has stopped, AuthenticationFailed, AccessRefused, NotFound (vhost), TimedOut.
     """
+    check_window(window)
     target = Target("", vhost=vhost, username=username)
     connection = InsideConnection(broker, target, name)
     try:

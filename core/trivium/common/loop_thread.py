@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import threading
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
@@ -104,6 +105,12 @@ class LoopThread:
         except BaseException:
             # Ctrl-C, maybe: then nobody waits for it any more.
             future.cancel()
+            if (
+                not self._thread.is_alive()
+                and inspect.getcoroutinestate(work) == inspect.CORO_CREATED
+            ):
+                # The loop had stopped before it came to it.
+                work.close()
             raise
 
     def _result(self, future: Future[T]) -> T:

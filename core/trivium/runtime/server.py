@@ -184,6 +184,7 @@ class Server:
             await self._close_storage()
             await self.loop.run_in_executor(None, self._auditing.stop)
             await self._stop_tracing()
+            self.broker.listeners.clear()
         if self.failed.done() and not had_failed:
             raise self.failed.result()
 

@@ -57,10 +57,17 @@ from trivium_native.wire.errors import ConnectionFailed, NativeError, StaleMembe
 T = TypeVar("T")
 
 
+def check_window(window: int) -> None:
+    """Raise ValueError where no publish could ever be in flight."""
+    if window < 1:
+        raise ValueError("window is less than 1")
+
+
 class Connecting:
     """What ``connect`` gives: a client once it is awaited, or for the time of a block."""
 
     def __init__(self, connection: Callable[[], Awaitable[ClientConnection]], window: int) -> None:
+        check_window(window)
         self._connection = connection
         self._window = window
         self._client: Client | None = None
@@ -105,8 +112,8 @@ def connect(
     in their order. ``on_connected`` is called with the one that answered, now and each time;
     ``on_disconnected`` with what the connection was lost for. They may not await.
 
-    Raises ValueError for a bad URL or files of ``tls`` that cannot be used, ConnectionFailed,
-    AuthenticationFailed, NotFound (vhost), TimedOut.
+    Raises ValueError for a bad URL, a ``window`` below 1, or files of ``tls`` that cannot be used,
+    ConnectionFailed, AuthenticationFailed, NotFound (vhost), TimedOut.
     """
     persistence = Persistence.of(reconnect, on_connected, on_disconnected)
 

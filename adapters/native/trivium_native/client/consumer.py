@@ -18,6 +18,7 @@ from typing import Final
 
 from trivium_native.client import group_operations, operations
 from trivium_native.client.connection import ClientConnection
+from trivium_native.client.receiving import check_credit
 from trivium_native.client.values import (
     AssignedPartition,
     Joined,
@@ -172,6 +173,7 @@ class GroupConsumer:
         on_revoked: Callback | None,
         on_lost: Callback | None = None,
     ) -> None:
+        check_credit(credit)
         self.membership = Membership(group, member, 0)
         #: names of the group's members when this one joined last
         self.members: Sequence[str] = ()

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from trivium_native.client.group_values import GroupDescription, GroupInfo, GroupMember
-from trivium_native.client.operations import Operation, done, request
+from trivium_native.client.operations import Operation, done, milliseconds, request
 from trivium_native.client.values import (
     AssignedPartition,
     GroupOffset,
@@ -142,8 +142,8 @@ def join(
         member=member,
         streams=list(streams),
         strategy=strategy,
-        session_ms=_milliseconds(session_timeout),
-        rebalance_ms=_milliseconds(rebalance_timeout),
+        session_ms=milliseconds(session_timeout),
+        rebalance_ms=milliseconds(rebalance_timeout),
     )
 
 
@@ -219,7 +219,3 @@ def _joined(group: str, reply: dict[str, Any]) -> Joined:
     rows = reply.get("streams")
     streams = None if rows is None else {(name, incarnation): n for name, incarnation, n in rows}
     return Joined(membership, reply.get("heartbeat_ms", 0) / 1000, assigned, members, streams)
-
-
-def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds * 1000)

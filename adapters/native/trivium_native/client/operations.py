@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from math import isfinite
 from typing import Any, Final, Generic, TypeVar
 
 from trivium.common.pieces import Piece
@@ -124,9 +125,11 @@ def request(kind: int, parse: Callable[[Any], T], /, **fields: object) -> Operat
 
 def pack_fields(fields: dict[str, object]) -> bytes:
     """The fields as msgpack. Raises InvalidArgument for what would cost the connection."""
-    packed = pack(fields)
     try:
+        packed = pack(fields)
         unpack(packed)
+    except OverflowError:
+        raise InvalidArgument("the request cannot be sent: a number is too large") from None
     except Malformed as error:
         raise InvalidArgument(f"the request cannot be sent: {error.text}") from None
     return packed
@@ -343,7 +346,7 @@ def subscribe_queue(
         priority=priority,
         no_ack=no_ack,
         exclusive=exclusive,
-        ack_timeout_ms=_milliseconds(ack_timeout),
+        ack_timeout_ms=milliseconds(ack_timeout),
         **({} if own is None else own.fields()),
     )
 
@@ -359,7 +362,7 @@ def subscribe_poll(
         mode="poll",
         queue=queue,
         credit=credit,
-        ack_timeout_ms=_milliseconds(ack_timeout),
+        ack_timeout_ms=milliseconds(ack_timeout),
         **({} if own is None else own.fields()),
     )
 
@@ -372,7 +375,7 @@ def poll(
         "subscription": subscription,
         "max_messages": max_messages,
         "max_bytes": max_bytes,
-        "max_wait_ms": int(max_wait * 1000),
+        "max_wait_ms": milliseconds(max_wait),
     }
     return Operation(
         frames.POLL,
@@ -383,8 +386,13 @@ def poll(
     )
 
 
-def _milliseconds(seconds: float | None) -> int | None:
-    return None if seconds is None else int(seconds * 1000)
+def milliseconds(seconds: float | None) -> int | None:
+    """As fields have it. Raises InvalidArgument for what is no number of seconds."""
+    if seconds is None:
+        return None
+    if not isinstance(seconds, int | float) or not isfinite(seconds):
+        raise InvalidArgument(f"{seconds!r} is no number of seconds")
+    return int(seconds * 1000)
 
 
 def subscribe_log(
@@ -464,7 +472,7 @@ def fetch(
         "partition": partition,
         "offset": offset,
         "min_bytes": min_bytes,
-        "max_wait_ms": int(max_wait * 1000),
+        "max_wait_ms": milliseconds(max_wait),
     }
     if incarnation is not None:
         fields["incarnation"] = incarnation

@@ -13,7 +13,14 @@ from trivium_native.client import operations
 from trivium_native.client.connection import ClientConnection
 from trivium_native.client.operations import Operation
 from trivium_native.client.values import Delivery, LogStart, StoredBatch
-from trivium_native.wire.errors import NativeError, OffsetOutOfRange, UnknownDelivery
+from trivium_native.wire.errors import (
+    Interrupted,
+    InvalidArgument,
+    NativeError,
+    NotFound,
+    OffsetOutOfRange,
+    UnknownDelivery,
+)
 
 T = TypeVar("T")
 
@@ -21,6 +28,12 @@ T = TypeVar("T")
 LIVE_BACKLOG: Final = 4096
 #: Seconds that a poll waits for whoever iterates.
 POLL_WAIT: Final = 30.0
+
+
+def check_credit(credit: int) -> None:
+    """Raise InvalidArgument where nothing could ever come."""
+    if credit < 1:
+        raise InvalidArgument("'credit' is less than 1")
 
 
 class Subscription(Generic[T]):
@@ -124,6 +137,7 @@ class Deliveries(Subscription[Delivery]):
         credit: int,
         no_ack: bool,
     ) -> None:
+        check_credit(credit)
         super().__init__(connection)
         self._request = request
         self._credit = credit
@@ -203,20 +217,38 @@ class Polled(Deliveries):
     ) -> list[Delivery]:
         """What is there, or what comes within so many seconds; nothing, if that is over.
 
-        Raises TooManyRequests while as many as the ``credit`` are not settled, NotFound once the
-        queue is gone, Interrupted where the connection is lost meanwhile: it all comes again.
+        A poll whose connection is lost is made again on the next one. Raises TooManyRequests while
+        as many as the ``credit`` are not settled, NotFound once the queue is gone.
         """
         if self._asking is not None:
             # Whoever asked gave up: what comes of it is for who asks next.
             with suppress(NativeError):
                 await self._answered()
         if not self._items:
-            asking = operations.poll(self.number, max_messages, max_bytes, max_wait)
-            self._asking = asyncio.ensure_future(self._connection.run(asking))
+            self._asking = asyncio.ensure_future(self._ask(max_messages, max_bytes, max_wait))
             self._asking.add_done_callback(_look_at)
             await self._answered()
         most = len(self._items) if max_messages is None else max_messages
         return [self._items.popleft() for _ in range(min(most, len(self._items)))]
+
+    async def _ask(self, max_messages: int | None, max_bytes: int | None, max_wait: float) -> int:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + max_wait
+        while True:
+            number = self.number
+            left = max(0.0, end - loop.time())
+            try:
+                asking = operations.poll(number, max_messages, max_bytes, left)
+                return await self._connection.run(asking)
+            except Interrupted:
+                # What the broker took for it is in the queue again.
+                continue
+            except NotFound:
+                if self._error is not None:
+                    raise self._error from None
+                if number == self.number:
+                    raise
+                # It was asked under the number of a connection that is lost.
 
     async def _answered(self) -> None:
         asking = self._asking
@@ -258,6 +290,7 @@ class Batches(Subscription[StoredBatch]):
         incarnation: str | None,
         credit: int,
     ) -> None:
+        check_credit(credit)
         super().__init__(connection)
         self._request = request
         self.offset = 0

@@ -64,11 +64,13 @@ class Persistence:
         on_connected: Callable[[Target], None] | None,
         on_disconnected: Callable[[NativeError], None] | None,
     ) -> Persistence:
-        """What ``connect`` is given."""
+        """What ``connect`` is given. Raises ValueError for something else as ``reconnect``."""
         if isinstance(reconnect, bool):
             policy = Reconnect() if reconnect else None
-        else:
+        elif isinstance(reconnect, Reconnect):
             policy = reconnect
+        else:
+            raise ValueError("reconnect is neither a Reconnect nor True or False")
         return cls(policy, on_connected, on_disconnected)
 
     def connected(self, place: Target) -> None:
