@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.live import running
+from tests.support.live import TIMEOUT, running
 from trivium.messages.message import Properties
 from trivium_native import connect, errors
 from trivium_native.arrow import COLUMNS, TYPES
@@ -66,6 +67,28 @@ async def test_it_begins_at_the_offset(client: Client, offset: int | str, found:
     assert batch.column("offset").to_pylist() == list(found)
     assert batch.column("value").to_pylist() == [b"%d" % number for number in found]
     assert batch.schema.metadata == {b"next_offset": b"10", b"high_watermark": b"10"}
+
+
+@pytest.mark.parametrize(("offset", "found"), [("next", range(10, 12)), ("last", range(9, 12))])
+async def test_it_begins_there_too_where_records_came_while_it_waited(
+    client: Client, offset: str, found: range
+) -> None:
+    # More than the newest batch has.
+    asking = client.fetch_arrow("s", 0, offset, min_bytes=5000, max_wait=TIMEOUT)
+    waiting = asyncio.create_task(asking)
+    # Its answer shows that the fetch is with the broker.
+    await client.metadata()
+    long = Publication(payload=bytes(9000), routing_key="a.b")
+    await client.publish_batch([message(10), long])
+    batch = await waiting
+    assert batch.column("offset").to_pylist() == list(found)
+    assert batch.schema.metadata == {b"next_offset": b"12", b"high_watermark": b"12"}
+
+
+async def test_a_fetch_of_the_newest_record_has_no_older_one(client: Client) -> None:
+    (batch,) = (await client.fetch("s", 0, "last")).batches
+    assert (batch.base_offset, batch.start) == (4, 9)
+    assert [record.payload for record in batch.records()] == [b"9"]
 
 
 async def test_all_columns_come_by_name_in_the_order_asked_for(client: Client) -> None:

@@ -94,7 +94,7 @@ ENCODED = {
     "ACK": sent(operations.settle(1, 1, 5), 0),
     "NACK": sent(operations.give_back(1, 6, 6, True), 0),
     "FETCH": sent(operations.fetch("s", 0, 42, max_wait=0.5), 9),
-    "FETCHED": b"".join(encode_fetched(9, 0, 44, [(42, BATCH)])),
+    "FETCHED": b"".join(encode_fetched(9, 0, 44, [(42, BATCH)], 42)),
     "BATCH": encode_frame(frames.BATCH, 0, BATCH_HEAD.pack(1, 0, 42) + BATCH),
     "CREDIT": encode_frame(frames.CREDIT, 0, CREDIT.pack(1, 1024)),
     "JOIN": sent(group_operations.join("g", "m", ["s"], session_timeout=30.0), 9),

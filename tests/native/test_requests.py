@@ -55,7 +55,7 @@ def add(server: Server, *payloads: bytes) -> None:
     server.open().send(frames.PUBLISH, 0, publish(*[entry(payload) for payload in payloads]))
 
 
-def fetch(client: Client, offset: int, **fields: Any) -> list[Received]:
+def fetch(client: Client, offset: int | str, **fields: Any) -> list[Received]:
     return client.send(frames.FETCH, 8, {"stream": "s", "partition": 0, "offset": offset} | fields)
 
 
@@ -78,6 +78,22 @@ def fetched(received: list[Received]) -> tuple[int, int, list[tuple[int, list[by
 
 
 # FETCH
+
+
+@pytest.mark.parametrize(
+    ("offset", "before"), [(0, [0, 0, 0]), (1, [1, 0, 0]), ("last", [0]), ("first", [0, 0, 0])]
+)
+def test_a_fetch_says_how_many_offsets_come_before_the_one_asked_for(
+    client: Client, offset: int | str, before: list[int]
+) -> None:
+    ((_, _, body),) = fetch(client, offset)
+    found: list[int] = []
+    at = 24
+    while at < len(body):
+        _, size, each = struct.unpack_from("<qII", body, at)
+        found.append(each)
+        at += 16 + (size + 7) // 8 * 8
+    assert found == before
 
 
 def test_fetch_hands_over_whole_batches(client: Client) -> None:

@@ -200,8 +200,9 @@ def _fetched(body: bytes) -> dict[str, Any]:
         at += 8
     batches: list[dict[str, Any]] = []
     for _ in range(count):
-        base, size, _ = struct.unpack_from("<qII", body, at)
-        batches.append({"base_offset": base, "batch": body[at + 16 : at + 16 + size]})
+        base, size, before = struct.unpack_from("<qII", body, at)
+        batch = body[at + 16 : at + 16 + size]
+        batches.append({"base_offset": base, "before": before, "batch": batch})
         at += 16 + (size + 7) // 8 * 8
     assert at == len(body)
     return {"first_offset": first, "high_watermark": mark, **after, "batches": batches}

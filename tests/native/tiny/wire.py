@@ -253,6 +253,7 @@ class Stored:
 
     base_offset: int
     batch: bytes
+    before: int = 0
 
 
 @dataclass(frozen=True)
@@ -273,7 +274,7 @@ class Fetched:
             parts.append(struct.pack("<q", self.next_offset))
         for stored in self.batches:
             size = len(stored.batch)
-            parts += [struct.pack("<qII", stored.base_offset, size, 0), stored.batch]
+            parts += [struct.pack("<qII", stored.base_offset, size, stored.before), stored.batch]
             parts.append(bytes(-size % 8))
         return b"".join(parts)
 
@@ -283,8 +284,8 @@ class Fetched:
         next_offset = reader.fields("<q")[0] if flags & 1 else None
         batches = []
         for _ in range(count):
-            base, size, _ = reader.fields("<qII")
-            batches.append(Stored(base, reader.bytes(size)))
+            base, size, before = reader.fields("<qII")
+            batches.append(Stored(base, reader.bytes(size), before))
             reader.bytes(-size % 8)
         return cls(first, high, batches, next_offset)
 

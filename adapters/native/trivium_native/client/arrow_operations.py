@@ -62,10 +62,7 @@ def fetch_arrow(
 
 
 def _start(offset: int | str, fetched: Fetched) -> int:
-    """The first offset that was asked for."""
-    if isinstance(offset, int):
-        return offset
-    if offset == "first":
-        return fetched.first_offset
-    # The newest, which is the one before the mark; there is none from ``next`` on.
-    return fetched.high_watermark - (offset == "last")
+    """The first offset that was asked for; where there is none yet, that of the next record."""
+    if fetched.batches:
+        return fetched.batches[0].start
+    return offset if isinstance(offset, int) else fetched.high_watermark

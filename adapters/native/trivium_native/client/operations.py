@@ -441,8 +441,9 @@ def give_back(subscription: int, first: int, last: int, requeue: bool) -> Operat
 
 def fetched(body: bytes, offset: int | str) -> Fetched:
     """What FETCHED says to who wants the records from ``offset`` on."""
-    first_offset, mark, found, after = decode_fetched(body)
-    start = offset if isinstance(offset, int) else 0
+    first_offset, mark, found, start, after = decode_fetched(body)
+    if isinstance(offset, int):
+        start = max(start, offset)
     batches = [StoredBatch(base, data, start) for base, data in found]
     return Fetched(first_offset, mark, batches, None if after < 0 else after)
 

@@ -128,6 +128,7 @@ class Fetch(StreamReader):
             partition.first_offset,
             partition.high_watermark,
             batches,
+            self._offset,
             next_offset,
         ):
             connection.send(piece)

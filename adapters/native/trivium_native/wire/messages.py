@@ -62,7 +62,7 @@ FETCHED_HEAD_SIZE: Final = 24
 #: Flag of that: an i64 follows, the offset to go on at.
 HAS_NEXT_OFFSET: Final = 1
 NEXT_OFFSET_SIZE: Final = 8
-#: base offset, size, reserved; then the batch, padded to a multiple of 8
+#: base offset, size, offsets before the one asked for; then the batch, padded to a multiple of 8
 STORED: Final = Struct("<qII")
 STORED_SIZE: Final = 16
 
@@ -175,11 +175,13 @@ def encode_fetched(
     first_offset: int,
     mark: int,
     batches: list[tuple[int, bytes]],
+    start: int,
     next_offset: int = -1,
 ) -> list[bytes]:
     """FETCHED in pieces: whole stored batches as they are, with their base offsets between them.
 
-    ``next_offset`` is where to go on; -1 where the batches say it.
+    ``start`` is the offset that was asked for, ``next_offset`` where to go on; -1 where the batches
+    say it.
     """
     size: i64 = FETCHED_HEAD_SIZE
     flags: i64 = 0
@@ -196,9 +198,12 @@ def encode_fetched(
     if flags:
         write_i64_le(writer, next_offset)
     pieces: list[bytes] = []
+    asked: i64 = start
     for base, batch in batches:
-        write_i64_le(writer, base)
-        write_i64_le(writer, len(batch))
+        at: i64 = base
+        before: i64 = asked - at if asked > at else 0
+        write_i64_le(writer, at)
+        write_i64_le(writer, len(batch) | before << 32)
         pieces.append(writer.getvalue())
         pieces.append(batch)
         writer.truncate(0)
@@ -207,10 +212,11 @@ def encode_fetched(
     return pieces
 
 
-def decode_fetched(body: bytes) -> tuple[int, int, list[tuple[int, bytes]], int]:
-    """First offset, high watermark, batches and next offset of a FETCHED body.
+def decode_fetched(body: bytes) -> tuple[int, int, list[tuple[int, bytes]], int, int]:
+    """First offset, high watermark, batches, offset asked for and next offset of a FETCHED body.
 
-    The next offset is -1 where the batches say it. Raises Malformed.
+    The offset asked for, or the first one of the batches behind it, is -1 where there is no batch,
+    and the next offset where the batches say it. Raises Malformed.
     """
     size = len(body)
     if size < FETCHED_HEAD_SIZE:
@@ -224,10 +230,13 @@ def decode_fetched(body: bytes) -> tuple[int, int, list[tuple[int, bytes]], int]
         next_offset = read_i64_le(body, at)
         at += NEXT_OFFSET_SIZE
     batches: list[tuple[int, bytes]] = []
+    start = -1
     for _index in range(count):
         if at + STORED_SIZE > size:
             raise Malformed("FETCHED is cut")
-        base, length, _ = STORED.unpack_from(body, at)
+        base, length, before = STORED.unpack_from(body, at)
+        if start < 0:
+            start = base + before
         at += STORED_SIZE
         if at + length > size:
             raise Malformed("FETCHED is shorter than its lengths say")
@@ -235,4 +244,4 @@ def decode_fetched(body: bytes) -> tuple[int, int, list[tuple[int, bytes]], int]
         at += length + (-length & 7)
     if at != size:
         raise Malformed("FETCHED has trailing bytes")
-    return first_offset, mark, batches, next_offset
+    return first_offset, mark, batches, start, next_offset
