@@ -54,6 +54,7 @@ def test_hello_is_answered_with_version_and_limits(server: Server) -> None:
     assert fields.pop("broker").startswith("trivium ")
     assert fields.pop("compression") == ["lz4", "zstd"]
     limit = server.broker.config.limits.max_message_bytes + (1 << 20)
+    assert fields.pop("features") == ["filter"]
     assert fields == {"version": 1, "heartbeat": 7, "max_frame": limit}
 
 

@@ -71,7 +71,9 @@ def test_the_clients_have_the_same_names_but_these() -> None:
     assert public(SyncClient) - public(Client) == ONLY_BLOCKING
 
 
-@pytest.mark.parametrize("name", sorted((public(Client) & public(SyncClient)) - {"publish"}))
+@pytest.mark.parametrize(
+    "name", sorted((public(Client) & public(SyncClient)) - {"publish", "features"})
+)
 def test_what_both_clients_have_takes_the_same(name: str) -> None:
     assert taken(getattr(Client, name)) == taken(getattr(SyncClient, name))
 

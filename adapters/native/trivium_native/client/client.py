@@ -202,6 +202,11 @@ class Client(AsyncRunner, Operations):
         )
         await self.publish_batch([publication])
 
+    @property
+    def features(self) -> frozenset[str]:
+        """What this broker takes that not all do, such as ``filter`` in a fetch."""
+        return self.connection.protocol.features
+
     async def publish_batch(
         self,
         publications: Sequence[Publication] | FramedMessages,
