@@ -260,13 +260,21 @@ def test_what_is_refused_is_named_over_all_turns() -> None:
     assert long.client.ask(frames.PRODUCER, producer="p")["sequence"] == COUNT - 5
 
 
+def test_what_no_binding_wants_is_named_beside_what_is_refused() -> None:
+    long = Long(arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
+    fits = entry(exchange=b"e")
+    long.send(publish(fits, entry(flags=5 | 16), fits))
+    reply = error(long.finish())[1]
+    assert (reply[0], reply[2]) == (400, {"indexes": [1, 2]})
+
+
 def test_mandatory_messages_are_named_over_all_turns() -> None:
     long = Long()
     long.server.vhost.delete_queue(long.queue)
     long.send(body(flags=5 | 16))
     reply = error(long.finish())[1]
     assert reply[0] == 306
-    assert reply[2] == {"indexes": list(range(1024))}
+    assert reply[2] == {"indexes": list(range(COUNT))}
     assert long.server.adapter.metrics.messages_received == COUNT
 
 

@@ -65,9 +65,6 @@ from trivium_native.wire.properties import decode_properties, key_at
 #: What ``Publisher.publish`` answers of a request that goes on in the next turn.
 UNFINISHED: Final = -1
 
-#: Indexes of refused messages that an error names.
-MAX_INDEXES: Final = 1024
-
 #: Of the first 8 bytes of a message (``write_message_head``): the lengths of exchange and routing
 #: key, and what must be 0.
 _NAME_SIZES: Final[i64] = 0xFFFF_FFFF << 16
@@ -615,12 +612,15 @@ class Publisher:
 
     def _outcome(self, batch: Batch) -> int:
         """What ``publish`` answers once all is published. Raises Rejected, Unroutable."""
-        if batch.rejected:
-            raise Rejected("a destination refused messages", _indexes(batch.rejected))
+        missed: list[int] = []
         if batch.mandatory:
             missed = [index for index in batch.unroutable if index in batch.mandatory]
-            if missed:
-                raise Unroutable("no binding wants the message", _indexes(missed))
+        if batch.rejected:
+            raise Rejected(
+                "a destination refused messages", _indexes(sorted(batch.rejected + missed))
+            )
+        if missed:
+            raise Unroutable("no binding wants the message", _indexes(missed))
         return batch.wait
 
 
@@ -651,7 +651,9 @@ def _is_plain(message: Message) -> bool:
 
 
 def _indexes(indexes: list[int]) -> dict[str, object]:
-    return {"indexes": indexes[:MAX_INDEXES]}
+    """The detail of an error: all, as what is not named was published. A transaction, of which
+    nothing was, may have more."""
+    return {"indexes": indexes[:MAX_MESSAGES]}
 
 
 def _delivery_of(properties: Properties) -> int:
