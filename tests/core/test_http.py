@@ -242,6 +242,18 @@ async def test_a_client_that_sends_no_more_gets_its_answers(
     writer.close()
 
 
+async def test_a_client_that_goes_before_it_may_send_its_body_is_no_error(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    reader, writer = await asyncio.open_connection("127.0.0.1", site.port)
+    head = b"POST /none HTTP/1.1\r\nHost: a\r\nExpect: 100-continue\r\nContent-Length: 2\r\n\r\n"
+    writer.write(head)
+    writer.write_eof()
+    assert await reader.read() == b""
+    writer.close()
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
 async def open_another(site: Site) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """One that has been answered, and is kept alive."""
     reader, writer = await asyncio.open_connection("127.0.0.1", site.port)

@@ -29,7 +29,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from urllib.parse import unquote
 
-from aiohttp import BasicAuth, StreamReader, hdrs, web
+from aiohttp import BasicAuth, ClientConnectionResetError, StreamReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError
 from aiohttp.typedefs import Handler
 
@@ -102,14 +102,15 @@ logger = logging.getLogger(__name__)
 
 
 class _NotOurFault(logging.Filter):
-    """What is no HTTP is its sender's fault: a line in the log in place of a traceback."""
+    """What is no HTTP is its sender's fault: a line in the log in place of a traceback. That a
+    client has gone before it was answered is nobody's."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, HttpProcessingError):
             logger.info("malformed request: %s", type(error).__name__)
             return False
-        return True
+        return not isinstance(error, ClientConnectionResetError)
 
 
 #: What aiohttp logs by.
