@@ -175,7 +175,6 @@ async def test_unknown_path_answers_404(site: Site) -> None:
     [
         b"\x10\x0c\x00\x04MQTT\x04\x02\x00\x3c\x00\x00\r\n\r\n",
         b"AMQP\x00\x00\x09\x01\r\n\r\n",
-        b"GET /metrics HTTP/1.1\r\nHost: x\r\nX: " + b"y" * 100_000 + b"\r\n\r\n",
         b"GET /metrics HTTP/1.1\r\nHost: x\r\nContent-Length: -1\r\n\r\n",
         b"GET /metrics HTTP/1.1\r\nHostx\r\n\r\n",
     ],
@@ -448,3 +447,36 @@ async def test_wrong_credentials_are_refused_even_where_anonymous_is_admitted() 
     async with serve(Config(auth=AuthConfig(anonymous="always"))) as site:
         assert (await site.ask("/metrics"))[0] == 200
         assert (await site.ask("/metrics", basic("ann:wrong")))[0] == 401
+
+
+@pytest.mark.parametrize(
+    ("head", "status", "kind"),
+    [
+        # RFC 9110, 15.5.15; RFC 6585, 5; RFC 9112, 2.2
+        (f"GET /api/v1/queues?name={'x' * 40_000} HTTP/1.1", 414, "uri-too-long"),
+        (f"GET / HTTP/1.1\r\nX-Long: {'x' * 9_000}", 431, "header-too-large"),
+        ("GET / HTTP/1.1\r\nX-Cut", 400, "bad-request"),
+    ],
+    ids=["line", "field", "malformed"],
+)
+async def test_a_request_that_cannot_be_read_is_refused_by_a_problem(
+    site: Site, head: str, status: int, kind: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    found, headers, body = await site.send(f"{head}\r\n\r\n".encode())
+    problem = json.loads(body)
+    assert found == problem["status"] == status
+    assert headers["Content-Type"].startswith("application/problem+json")
+    assert problem["type"] == f"urn:trivium:problem:{kind}"
+    assert "xxx" not in body
+    # Nor does it fill the log: no traceback, and one line.
+    records = [record for record in caplog.records if record.name.startswith("trivium")]
+    assert [(record.levelname, record.exc_info) for record in records] == [("INFO", None)]
+
+
+async def test_an_internal_error_is_a_problem_that_tells_nothing(site: Site) -> None:
+    site.fault = RuntimeError("s3cret")
+    status, headers, body = await site.ask("/health/ready")
+    assert status == json.loads(body)["status"] == 500
+    assert headers["Content-Type"].startswith("application/problem+json")
+    assert "s3cret" not in body

@@ -30,7 +30,7 @@ from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from urllib.parse import unquote
 
 from aiohttp import BasicAuth, ClientConnectionResetError, StreamReader, hdrs, web
-from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.typedefs import Handler
 
 from trivium.errors import AccessRefused
@@ -977,9 +977,34 @@ class HttpConnection(web.RequestHandler):
         self, request: web.BaseRequest, status: int = 500, *args: Any, **named: Any
     ) -> web.StreamResponse:
         self.counted.protocol_errors += status < 500
-        response = super().handle_error(request, status, *args, **named)
-        response.headers[hdrs.SERVER] = SERVER
-        return response
+        # It logs, and raises where an answer has begun.
+        super().handle_error(request, status, *args, **named)
+        refused = _malformed(args[0]) if status < 500 and args else _INTERNAL_ERROR
+        problem = refused.as_problem()
+        told = web.Response(
+            status=problem.status,
+            headers={hdrs.SERVER: SERVER, **_API_HEADERS},
+            text=json.dumps(problem.body),
+            content_type=problem.content_type,
+        )
+        told.force_close()
+        return told
+
+
+_INTERNAL_ERROR: Final = refusal(500, "internal_server_error", "the log says more")
+
+
+def _malformed(error: BaseException) -> Refusal:
+    """Why a request is refused that cannot be read (RFC 9110, 15.5.15; RFC 6585, 5)."""
+    if not isinstance(error, LineTooLong):
+        text, _, _ = str(getattr(error, "message", "")).partition("\n")
+        return refusal(400, "bad_request", text.rstrip(": ") or "the request is malformed")
+    limit = str(error.args[1])
+    if limit == str(MAX_LINE_BYTES):
+        text = f"the first line of a request has at most {limit} bytes"
+        return refusal(414, "uri_too_long", text)
+    text = f"a header field has at most {limit} bytes"
+    return refusal(431, "header_too_large", text)
 
 
 async def _name_server(_: web.Request, response: web.StreamResponse) -> None:
