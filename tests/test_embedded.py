@@ -14,14 +14,14 @@ from pathlib import Path
 import pytest
 
 from tests.support.live import TIMEOUT
-from trivium import Config, Listen, embedded
+from trivium import Config, Listen, embedded, logging
 from trivium.config import StorageConfig
 from trivium.embedded import EmbeddedBroker
 from trivium.errors import TriviumError
 from trivium.runtime.broker import Broker
 from trivium.runtime.server import Server
 from trivium.storage.errors import StorageFailed, StorageLocked
-from trivium_native import errors
+from trivium_native import errors, inside
 from trivium_native.sync import connect
 from trivium_native.values import Publication
 
@@ -116,7 +116,7 @@ def test_what_prevents_a_start_is_raised_to_who_starts(tmp_path: Path) -> None:
     threads = set(threading.enumerate())
     config = Config(listen={}, storage=StorageConfig(data=tmp_path / "data"))
     with embedded.start(config) as broker:
-        with pytest.raises(StorageLocked):
+        with pytest.raises(StorageLocked, match="data is in use by this process already"):
             embedded.start(config)
         assert broker.is_running
     with embedded.start(Config(listen={"mqtt": Listen(0)}, storage=MEMORY)) as broker:
@@ -124,6 +124,31 @@ def test_what_prevents_a_start_is_raised_to_who_starts(tmp_path: Path) -> None:
         with pytest.raises(TriviumError, match="cannot listen"):
             embedded.start(Config(listen={"amqp": Listen(port)}, storage=MEMORY))
     assert set(threading.enumerate()) == threads
+
+
+async def test_a_broker_that_has_not_started_says_so() -> None:
+    broker = Broker(ALONE)
+    with pytest.raises(RuntimeError, match="the broker has not started"):
+        broker.client()
+    with pytest.raises(RuntimeError, match="the broker has not started"):
+        broker.reload()
+    with pytest.raises(RuntimeError, match="the broker has not started"):
+        await broker.wait_failed()
+    with pytest.raises(RuntimeError, match="the broker has not started"):
+        await inside.connect(broker).__aenter__()
+    with pytest.raises(RuntimeError, match="the broker has not started"):
+        logging.Handler(broker)
+
+
+async def test_a_broker_runs_once() -> None:
+    broker = Broker(ALONE)
+    async with broker:
+        with pytest.raises(RuntimeError, match="runs once"):
+            await broker.__aenter__()
+        async with broker.client() as client:
+            await client.declare_queue("q")
+    with pytest.raises(RuntimeError, match="runs once"):
+        await broker.__aenter__()
 
 
 def test_one_that_has_stopped_listens_nowhere() -> None:

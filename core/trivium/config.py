@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 from urllib.parse import urlsplit
@@ -86,6 +86,10 @@ class StorageConfig:
     #: directory: 64 hexadecimal digits each, the first for what is written
     key_file: str = ""
     key_env: str = ""
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("disk", "memory"):
+            raise ConfigError(f"mode {self.mode!r} is neither disk nor memory")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -608,6 +612,7 @@ class Config:
         return name_all([*short, *self.listeners, *([] if control is None else [control])])
 
     def __post_init__(self) -> None:
+        self._check_classes()
         self.all_listeners()
         for name, user in self.users.items():
             for role in user.roles:
@@ -623,3 +628,16 @@ class Config:
                     )
                 except PreconditionFailed as error:
                     raise ConfigError(f"[policies.{name}]: {error}") from None
+
+    def _check_classes(self) -> None:
+        """Sections are objects, which a program may not know. Raises ConfigError."""
+        parts: list[tuple[str, object, type]] = [
+            (each.name, getattr(self, each.name), type(each.default))
+            for each in fields(self)
+            if is_dataclass(each.default)
+        ]
+        parts += [(f"listen[{name!r}]", listen, Listen) for name, listen in self.listen.items()]
+        parts += [("one of listeners", each, ListenerConfig) for each in self.listeners]
+        for what, value, kind in parts:
+            if not isinstance(value, kind):
+                raise ConfigError(f"{what} is a {kind.__name__}, not {value!r}")

@@ -340,7 +340,11 @@ def short_listener(name: str, listen: Listen, tls: TlsConfig) -> ListenerConfig:
             websocket=WEBSOCKET_PATH,
         )
     protocol = name if secure is None else name[:-1]
-    return ListenerConfig(protocol=protocol, address=address, name=name, tls=secure)
+    try:
+        return ListenerConfig(protocol=protocol, address=address, name=name, tls=secure)
+    except ConfigError as error:
+        meant = "" if secure is None else f" (it means {protocol} with TLS)"
+        raise ConfigError(f"{error}{meant}") from None
 
 
 def name_all(listeners: Iterable[ListenerConfig]) -> tuple[ListenerConfig, ...]:

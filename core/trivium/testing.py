@@ -7,6 +7,7 @@ from __future__ import annotations
 from trivium.config import Config
 from trivium.embedded import EmbeddedBroker
 from trivium.listen import ListenerConfig
+from trivium.runtime.broker import server_of
 from trivium.runtime.server import Server
 
 #: Where its clients come from.
@@ -56,9 +57,7 @@ class SharedBroker(EmbeddedBroker):
 
     @property
     def _server(self) -> Server:
-        server = self.broker.server
-        assert server is not None
-        return server
+        return server_of(self.broker)
 
 
 async def _make(server: Server, name: str) -> None:

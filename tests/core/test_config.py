@@ -21,6 +21,7 @@ from trivium.config import (
     ListenerConfig,
     PolicyConfig,
     RoleConfig,
+    StorageConfig,
     UserConfig,
     is_loopback,
 )
@@ -87,7 +88,27 @@ def test_fsync_refuses_other_text(text: str) -> None:
         Fsync.parse(text)
 
 
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({"listen": {"mqtt": "1883"}}, "listen['mqtt'] is a Listen, not '1883'"),
+        ({"listeners": ("mqtt",)}, "one of listeners is a ListenerConfig, not 'mqtt'"),
+        ({"storage": "memory"}, "storage is a StorageConfig, not 'memory'"),
+        (
+            {"listen": {"bogus": Listen(0)}},
+            "[listen] bogus: tls needs the files certificate and key (it means bogu with TLS)",
+        ),
+    ],
+)
+def test_what_a_program_makes_of_wrong_parts_is_named(fields: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        Config(**fields)
+    assert str(caught.value) == text
+
+
 def test_classes_check_themselves_without_a_file() -> None:
+    with pytest.raises(ConfigError, match="mode 'ram' is neither disk nor memory"):
+        StorageConfig(mode="ram")  # type: ignore[arg-type]
     with pytest.raises(ConfigError):
         Listen(70000)
     with pytest.raises(ConfigError):

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
-from trivium.runtime.broker import Broker
+from trivium.runtime.broker import Broker, server_of
 from trivium.runtime.server import ServerStopped
 from trivium_native.client.client import Client, check_window
 from trivium_native.client.connection import WRITE_HIGH_WATER, ClientConnection
@@ -28,8 +28,7 @@ class InsideConnection(ClientConnection):
         self._broker = broker
 
     async def open(self, target: Target) -> None:
-        server = self._broker.server
-        assert server is not None, "the broker has not started"
+        server = server_of(self._broker)
         try:
             self.transport = server.connect("native", self)
         except ServerStopped as error:
@@ -53,8 +52,9 @@ async def connect(
     """A client of a broker that runs on this event loop, closed at the end of the block.
 
     With ``username`` it has that user's permissions, without the owner's. ``window`` is how many
-    publish requests may be in flight. Raises ValueError for less than 1, ConnectionFailed for a
-    broker that has stopped, AuthenticationFailed, AccessRefused, NotFound (vhost), TimedOut.
+    publish requests may be in flight. Raises ValueError for less than 1, RuntimeError for a
+    broker that has not started, ConnectionFailed for one that has stopped, AuthenticationFailed,
+    AccessRefused, NotFound (vhost), TimedOut.
     """
     check_window(window)
     target = Target("", vhost=vhost, username=username)

@@ -28,7 +28,7 @@ from trivium.cli.server_options import add_control
 from trivium.cli.tables import at, print_json, print_record, print_rows
 from trivium.management.rest import ENDPOINTS
 from trivium.management.rest.operations import Operation
-from trivium.management.rest.schema import About, hints_of
+from trivium.management.rest.schema import About, Unprocessable, hints_of, taken
 
 #: Operations by name.
 OPERATIONS: Final[dict[str, Operation]] = {each.name: each for each in ENDPOINTS}
@@ -385,7 +385,21 @@ def _is_scalar(kind: Any) -> bool:
 
 def _is_texts(plain: Any) -> bool:
     """Whether it is a list of texts."""
-    return get_origin(plain) is list and _plain(get_args(plain)[0])[0] is str
+    return _is_list_of(plain, str)
+
+
+def _is_list_of(plain: Any, kind: type) -> bool:
+    return get_origin(plain) is list and _plain(get_args(plain)[0])[0] is kind
+
+
+def _flag(name: str, kind: Any) -> str:
+    """The option for a field of the body or a parameter of the query."""
+    if name == _EXPIRES_AT:
+        return "--days"
+    flag = f"--{name.replace('_', '-')}"
+    plain, _ = _plain(kind)
+    is_repeated = _is_list_of(plain, str) or _is_list_of(plain, int)
+    return flag.removesuffix("s") if is_repeated else flag
 
 
 def _add_option(
@@ -393,7 +407,7 @@ def _add_option(
 ) -> None:
     """An option for a field of the body or a parameter of the query."""
     plain, about = _plain(kind)
-    flag = f"--{name.replace('_', '-')}"
+    flag = _flag(name, kind)
     said: dict[str, Any] = {"dest": f"{place}_{name}", "help": _escaped(text or about.text) or None}
     origin = get_origin(plain)
     if about.is_secret:
@@ -404,7 +418,7 @@ def _add_option(
         command.add_argument(flag, type=_time, metavar="TIME", **said)
     elif name == _EXPIRES_AT:
         said["help"] = "after which it expires"
-        command.add_argument("--days", type=_days, metavar="N", **said)
+        command.add_argument(flag, type=_days, metavar="N", **said)
     elif plain is bool and place == "body":
         command.add_argument(flag, action=argparse.BooleanOptionalAction, default=None, **said)
     elif plain is bool:
@@ -416,9 +430,9 @@ def _add_option(
     elif plain is str:
         command.add_argument(flag, metavar="TEXT", **said)
     elif _is_texts(plain):
-        command.add_argument(flag.removesuffix("s"), action="append", metavar="TEXT", **said)
-    elif origin is list and _plain(get_args(plain)[0])[0] is int:
-        command.add_argument(flag.removesuffix("s"), action="append", type=int, metavar="N", **said)
+        command.add_argument(flag, action="append", metavar="TEXT", **said)
+    elif _is_list_of(plain, int):
+        command.add_argument(flag, action="append", type=int, metavar="N", **said)
     else:
         command.add_argument(flag, action="append", metavar="KEY=VALUE|JSON", **said)
 
@@ -476,7 +490,7 @@ def _run(options: argparse.Namespace) -> None:
     if how.whole:
         body = _json(how.whole, options.whole)
     elif operation.body is not None:
-        body = _body(operation.body, options)
+        body = _body(operation.body, how, options)
     if destroys(operation) and not options.yes:
         _confirm(noun, verb, operation, options)
     api = find_api(options)
@@ -514,14 +528,16 @@ def _query(operation: Operation, options: argparse.Namespace) -> dict[str, str]:
     for parameter in operation.parameters:
         value = getattr(options, f"query_{parameter.name}", None)
         if value is not None:
+            _check(_flag(parameter.name, parameter.kind), parameter.kind, value)
             found[parameter.name] = "true" if value is True else str(value)
     return found
 
 
-def _body(model: Any, options: argparse.Namespace) -> dict[str, object]:
+def _body(model: Any, how: Verb, options: argparse.Namespace) -> dict[str, object]:
     """What the options say of the body; what they leave out, it does. Raises UsageError."""
     found: dict[str, object] = {}
-    for name, hint in hints_of(model).items():
+    for each in fields(model):
+        name, hint = each.name, hints_of(model)[each.name]
         if not hasattr(options, f"body_{name}"):
             continue
         value = getattr(options, f"body_{name}")
@@ -534,7 +550,18 @@ def _body(model: Any, options: argparse.Namespace) -> dict[str, object]:
             found[name] = value
         else:
             found[name] = _table(name, value)
+        _check(name.upper() if _is_argument(how, each) else _flag(name, hint), hint, found[name])
     return found
+
+
+def _check(what: str, kind: Any, value: object) -> None:
+    """Whether the operation will take it; what refuses it would name its field. Raises
+    UsageError.
+    """
+    try:
+        taken(kind, value, what)
+    except Unprocessable as error:
+        raise UsageError(str(error)) from None
 
 
 def read_password(said: str | None) -> str:

@@ -209,6 +209,8 @@ class Broker(Host):
     async def __aenter__(self) -> Broker:
         from trivium.runtime.server import Server
 
+        if self.server is not None:
+            raise RuntimeError("a broker runs once: make another one")
         self.server = Server(self)
         await self.server.start()
         return self
@@ -219,15 +221,15 @@ class Broker(Host):
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        assert self.server is not None
-        await self.server.stop()
+        await server_of(self).stop()
 
     async def wait_failed(self) -> BaseException:
         """Wait until the storage fails for good, or something happens that the broker does not
         understand; the StorageError or InternalError. Nothing is acknowledged after it.
+
+        Raises RuntimeError for a broker that has not started.
         """
-        assert self.server is not None
-        return await self.server.wait_failed()
+        return await server_of(self).wait_failed()
 
     def client(
         self, *, vhost: str = "/", username: str | None = None, **settings: Any
@@ -239,15 +241,15 @@ class Broker(Host):
         ``settings`` are those of its ``connect``. With ``username`` it has the permissions of that
         user, whose password is not asked; without, those of the broker's owner. Entering raises
         the protocol's errors: for a user or virtual host that there is not, or a broker that has
-        stopped.
+        stopped. Raises RuntimeError for one that has not started.
         """
-        assert self.server is not None, "the broker has not started"
-        return self.server.client(vhost, username, settings)
+        return server_of(self).client(vhost, username, settings)
 
     def reload(self) -> None:
-        """Read the certificates of the listeners again; what is connected stays."""
-        assert self.server is not None
-        self.server.reload()
+        """Read the certificates of the listeners again; what is connected stays. Raises
+        RuntimeError for a broker that has not started.
+        """
+        server_of(self).reload()
 
     # Turns
 
@@ -424,3 +426,10 @@ class Broker(Host):
 
     def _run_blocking(self, work: Callable[[], bool], done: Callable[[bool], None]) -> None:
         self.driver.run_blocking(work, done)
+
+
+def server_of(broker: Broker) -> Server:
+    """What runs a broker on an event loop. Raises RuntimeError where it has not started."""
+    if broker.server is None:
+        raise RuntimeError("the broker has not started: `async with broker` does it")
+    return broker.server

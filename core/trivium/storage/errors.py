@@ -1,7 +1,7 @@
 """Errors of the storage: the caller's, the operator's, the disk's.
 
 StorageError
-+-- StorageLocked           another process has the data directory open
++-- StorageLocked           someone else has the data directory open
 +-- StorageKeyError         it is encrypted with a key that was not given
 +-- StorageVersionMismatch  the directory was written in a format that this version does not read
 +-- StorageDamaged          stored bytes are not what was written; nothing is dropped silently
@@ -16,7 +16,7 @@ class StorageError(Exception):
 
 
 class StorageLocked(StorageError):
-    """Another process has the data directory open."""
+    """Another process has the data directory open, or this one has."""
 
 
 class StorageKeyError(StorageError):

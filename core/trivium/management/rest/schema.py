@@ -160,7 +160,7 @@ def taken(kind: Any, value: object, what: str, about: About | None = None) -> ob
         return value
     if origin is list and isinstance(value, list):
         (item,) = get_args(kind)
-        _check_size(len(value), what, about, "items")
+        _check_size(len(value), what, about, "item")
         return [taken(item, each, what) for each in value]
     if origin is dict and isinstance(value, dict):
         (_, item) = get_args(kind)
@@ -175,7 +175,7 @@ def _plain(kind: Any, value: object, what: str, about: About | None) -> object:
         check_value(value, what, MAX_DEPTH)
         return value
     if kind is str and isinstance(value, str):
-        _check_size(len(value), what, about, "characters")
+        _check_size(len(value), what, about, "character")
         if about is not None and about.pattern is not None and not re.search(about.pattern, value):
             raise Unprocessable(f"{what} does not match {about.pattern}")
         return checked(value, what)
@@ -214,9 +214,13 @@ def _check_size(size: int, what: str, about: About | None, unit: str) -> None:
     if about is None:
         return
     if about.shortest is not None and size < about.shortest:
-        raise Unprocessable(f"{what} has at least {about.shortest} {unit}")
+        raise Unprocessable(f"{what} has at least {_counted(about.shortest, unit)}")
     if about.longest is not None and size > about.longest:
-        raise Unprocessable(f"{what} has at most {about.longest} {unit}")
+        raise Unprocessable(f"{what} has at most {_counted(about.longest, unit)}")
+
+
+def _counted(number: int, unit: str) -> str:
+    return f"{number} {unit}" if number == 1 else f"{number} {unit}s"
 
 
 # Schemas

@@ -29,6 +29,8 @@ _HAS_DATA_SYNC: Final = hasattr(os, "fdatasync")
 _MAX_PARTS: Final = 1024
 #: what a disk cannot read is lost in pieces of this size
 _BLOCK_SIZE: Final = 4096
+#: the process that locked a file, by device and inode: this one, or that which it was forked from
+_HOLDERS: Final[dict[tuple[int, int], int]] = {}
 _WRITE_SYNCED: Final[int] = getattr(os, "RWF_DSYNC", 0)
 
 
@@ -257,13 +259,19 @@ class RealLock(Lock):
 
     def __init__(self, path: str) -> None:
         self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+        status = os.fstat(self._descriptor)
+        self._file = (status.st_dev, status.st_ino)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             os.close(self._descriptor)
-            raise StorageLocked(f"{Path(path).parent} is in use by another process") from None
+            is_own = _HOLDERS.get(self._file) == os.getpid()
+            who = "this process already" if is_own else "another process"
+            raise StorageLocked(f"{Path(path).parent} is in use by {who}") from None
+        _HOLDERS[self._file] = os.getpid()
 
     def release(self) -> None:
+        del _HOLDERS[self._file]
         os.close(self._descriptor)
 
 
