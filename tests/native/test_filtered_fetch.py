@@ -203,3 +203,5 @@ def test_an_older_broker_is_not_asked(is_able: bool) -> None:
     else:
         with pytest.raises(errors.NotSupported, match="too old"):
             protocol.send(asked)
+    subscribed = operations.subscribe_log(1, "s", 0, 0, None, 1, None, "a")
+    assert subscribed.needs == asked.needs

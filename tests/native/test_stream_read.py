@@ -66,6 +66,19 @@ async def test_json_has_an_object_per_line(url: str, capsys: pytest.CaptureFixtu
     assert row["headers"] == [{"key": "raw", "value": {"base64": "/w=="}}]
 
 
+async def test_a_filter_leaves_other_topics_out(
+    url: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with connect(url) as client:
+        await client.bind("stream", "s", pattern="#")
+        for topic in ("a.b", "a.c", "d"):
+            await client.publish(topic.encode(), routing_key=topic)
+    assert await read(url, "s", "--filter", "a/+", "--format", "csv", "--columns", "value") == 0
+    assert sorted(capsys.readouterr().out.split()) == ["a.b", "a.c", "value"]
+    assert await read(url, "s", "--filter", "#/a") == 2
+    assert "no topic filter" in capsys.readouterr().err
+
+
 async def test_csv_is_what_other_readers_read(url: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert await read(url, "s", "--format", "csv", "--columns", "offset,value,headers") == 0
     rows = list(csv.DictReader(capsys.readouterr().out.splitlines()))

@@ -38,6 +38,8 @@ class Reading:
     offset: str
     #: None: the usual ones
     columns: list[str] | None
+    #: topics, with the wildcards + and #; None: all
+    topic_filter: str | None
     follows: bool
 
 
@@ -73,6 +75,12 @@ def add_read(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--count", type=_number, metavar="N", help="stop after N records")
     command.add_argument("--columns", metavar="A,B", help="default: the usual ones")
+    command.add_argument(
+        "--filter",
+        dest="topic_filter",
+        metavar="FILTER",
+        help="only topics that this filter matches, such as sensors/+/temperature",
+    )
     command.add_argument("--follow", action="store_true", help="wait for more at the end")
 
 
@@ -113,6 +121,7 @@ async def _run(options: argparse.Namespace, read: Read, server: Server) -> None:
         partition=options.partition,
         offset=options.offset,
         columns=None if options.columns is None else options.columns.split(","),
+        topic_filter=options.topic_filter,
         follows=options.follow,
     )
     left: int | None = options.count

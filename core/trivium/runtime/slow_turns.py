@@ -52,6 +52,7 @@ _TIMERS: Final = (
     ("trivium.vhost.suspensions", "bindings whose makers lose permissions"),
     ("trivium.streams.retention", "what streams keep no longer"),
     ("trivium.streams.compaction", "the compaction of a stream"),
+    ("trivium.streams.filtered_reads", "readers with a filter"),
     ("trivium.streams.", "a stream"),
     ("trivium.groups.", "members of a group that are silent"),
     ("trivium.idempotence.", "what is remembered to find doubles"),

@@ -89,15 +89,24 @@ class TopicFilter:
 
 
 class FilteredPage:
-    """What is wanted of a partition from an offset on, at most about so many bytes."""
+    """What is wanted of a partition from an offset on, at most about so many bytes.
+
+    The first batch may begin before the offset, unless ``is_exact``.
+    """
 
     def __init__(
-        self, partition: Partition, offset: int, topic_filter: TopicFilter, max_bytes: int
+        self,
+        partition: Partition,
+        offset: int,
+        topic_filter: TopicFilter,
+        max_bytes: int,
+        is_exact: bool = False,
     ) -> None:
         self._partition = partition
         self._filter = topic_filter
         self._max_bytes = max(max_bytes, 1)
-        self._start = offset
+        # Where it began, if the batch of that offset may come as a whole.
+        self._start = -1 if is_exact else offset
         self._budget: i64 = PAGE_COST
         self._collected = Collected(offset)
         self._whole_bytes: i64 = 0
@@ -109,6 +118,11 @@ class FilteredPage:
     def size(self) -> int:
         """The bytes that were found, about."""
         return self._whole_bytes + self._collected.size
+
+    @property
+    def cost(self) -> int:
+        """What it has cost so far, about."""
+        return int(PAGE_COST - self._budget)
 
     def is_full(self) -> bool:
         """Whether the page ends here, though there may be more."""
@@ -159,7 +173,7 @@ class FilteredPage:
         first = view.row_from(max(self.next_offset - base, 0))
         rows: list[int] = []
         after = self._find(view, first, rows)
-        # The first batch may begin before what was asked for, no other before what was looked at.
+        # No other batch than the first begins before what was looked at.
         is_first = first == 0 or self.next_offset == self._start
         if rows and is_first and len(rows) == view.count - first:
             self._add_whole(base, batch)

@@ -365,19 +365,24 @@ class Client(AsyncRunner, Operations):
         timestamp: int | None = None,
         incarnation: str | None = None,
         credit: int = LOG_CREDIT,
+        topic_filter: str | None = None,
     ) -> AsyncIterator[Batches]:
         """Mode ``log``: record batches from an offset, or ``first``, ``last``, ``next``, on.
 
         With ``timestamp`` (milliseconds since the epoch) from the first record on that arrived then
         or later, instead of the offset. ``records`` of a batch are those from there on, each once.
-        ``credit`` is how many bytes the broker may be ahead of the reader.
+        ``credit`` is how many bytes the broker may be ahead of the reader. With an MQTT
+        ``topic_filter`` there are no other records than those of topics that match; an older broker
+        raises NotSupported.
         """
 
         def request(
             number: int, start: int | str | None, known: str | None, room: int
         ) -> Operation[LogStart]:
             when = timestamp if start is None else None
-            return operations.subscribe_log(number, stream, partition, start, when, room, known)
+            return operations.subscribe_log(
+                number, stream, partition, start, when, room, known, topic_filter
+            )
 
         start = offset if timestamp is None else None
         batches = Batches(self.connection, request, start, incarnation, credit)
@@ -398,6 +403,7 @@ class Client(AsyncRunner, Operations):
         session_timeout: float = SESSION_TIMEOUT,
         rebalance_timeout: float = REBALANCE_TIMEOUT,
         credit: int = GROUP_CREDIT,
+        topic_filter: str | None = None,
         on_assigned: Callback | None = None,
         on_revoked: Callback | None = None,
         on_lost: Callback | None = None,
@@ -408,7 +414,9 @@ class Client(AsyncRunner, Operations):
         for all members. A partition without a committed offset, or whose offset does not exist any
         more, begins at ``start``: ``first``, ``last`` or ``next``. ``member`` takes the place of a
         member of that name, such as this one before its connection broke; by default it is made
-        up. ``credit`` is how many bytes the broker may be ahead per partition.
+        up. ``credit`` is how many bytes the broker may be ahead per partition. With an MQTT
+        ``topic_filter``, which is this member's alone, there are no other records than those of
+        topics that match; what is committed goes on over the others.
 
         ``on_revoked`` is awaited before partitions are let go: the place to commit. ``on_lost``,
         if there is one, is awaited instead when they are others' by then, and cannot be committed.
@@ -425,6 +433,7 @@ class Client(AsyncRunner, Operations):
             session_timeout=session_timeout,
             rebalance_timeout=rebalance_timeout,
             credit=credit,
+            topic_filter=topic_filter,
             on_assigned=on_assigned,
             on_revoked=on_revoked,
             on_lost=on_lost,

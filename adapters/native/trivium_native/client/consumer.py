@@ -101,6 +101,14 @@ class _Reader:
         """Whether some of it was handed out and is not committed."""
         return 0 <= self.committed != self.position
 
+    def passed(self, offset: int) -> None:
+        """A filter has passed what lies before this offset."""
+        if not self.is_behind:
+            # It is committed with what is handed out next, and nobody misses it until then.
+            self.committed = offset
+            self.is_new = True
+        self.position = offset
+
     def begin(self, offset: int) -> None:
         """The broker begins at this offset."""
         self.position = self.committed = offset
@@ -123,6 +131,7 @@ class _Reader:
             None,
             credit,
             assigned.incarnation,
+            self._consumer.topic_filter,
         )
 
     def unsubscribe(self, connection: ClientConnection) -> None:
@@ -169,6 +178,7 @@ class GroupConsumer:
         session_timeout: float,
         rebalance_timeout: float,
         credit: int,
+        topic_filter: str | None,
         on_assigned: Callback | None,
         on_revoked: Callback | None,
         on_lost: Callback | None = None,
@@ -191,6 +201,7 @@ class GroupConsumer:
         # did not want.
         self._sizes: Mapping[tuple[str, str], int] | None = None
         self._credit = credit
+        self.topic_filter = topic_filter
         self._on_assigned = on_assigned
         self._on_revoked = on_revoked
         self._on_lost = on_lost
@@ -223,13 +234,17 @@ class GroupConsumer:
             if self._current.is_revoked:
                 self._is_called.set()
             self._current = None
-        while not self._items:
-            if self._error is not None:
-                raise self._error
-            self._wakeup.clear()
-            await self._wakeup.wait()
-        reader, batch = self._items.popleft()
-        self._connection.add_credit(reader.number, len(batch.data))
+        while True:
+            while not self._items:
+                if self._error is not None:
+                    raise self._error
+                self._wakeup.clear()
+                await self._wakeup.wait()
+            reader, batch = self._items.popleft()
+            self._connection.add_credit(reader.number, batch.credit)
+            if batch.data:
+                break
+            reader.passed(batch.base_offset)
         self._current = reader
         assigned = reader.assigned
         found = GroupBatch(assigned.stream, assigned.partition, reader.position, batch)

@@ -403,9 +403,10 @@ def subscribe_log(
     timestamp: int | None,
     credit: int,
     incarnation: str | None,
+    topic_filter: str | None,
 ) -> Operation[LogStart]:
     """Mode ``log`` from an offset or a time on."""
-    return request(
+    operation = request(
         frames.SUBSCRIBE,
         lambda reply: LogStart(int(reply["offset"]), reply.get("incarnation", incarnation)),
         subscription=subscription,
@@ -416,7 +417,11 @@ def subscribe_log(
         timestamp=timestamp,
         credit=credit,
         incarnation=incarnation,
+        filter=topic_filter,
     )
+    if topic_filter is not None:
+        operation.needs = frames.FILTER
+    return operation
 
 
 def unsubscribe(subscription: int) -> Operation[None]:

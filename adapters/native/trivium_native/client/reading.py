@@ -45,7 +45,10 @@ async def _read(client: native.Client, reading: Reading, offset: int | str) -> A
         least = offset if isinstance(offset, int) else 0
         places = {number: max(info.partitions[number].first_offset, least) for number in partitions}
     columns = reading.columns
-    found = await client.fetch_arrow(reading.stream, partitions[0], "next", columns=columns)
+    wanted = reading.topic_filter
+    found = await client.fetch_arrow(
+        reading.stream, partitions[0], "next", columns=columns, topic_filter=wanted
+    )
     yield found.replace_schema_metadata(None)
     wait = FOLLOW_WAIT / len(partitions) if reading.follows else 0.0
     while reading.follows or any(places[number] < ends[number] for number in partitions):
@@ -58,6 +61,7 @@ async def _read(client: native.Client, reading: Reading, offset: int | str) -> A
                     columns=columns,
                     incarnation=info.incarnation,
                     max_wait=wait,
+                    topic_filter=wanted,
                 )
                 places[number] = int(found.schema.metadata[b"next_offset"])
                 if found.num_rows:

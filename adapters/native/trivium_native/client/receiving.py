@@ -310,10 +310,13 @@ class Batches(Subscription[StoredBatch]):
 
     def put(self, item: StoredBatch) -> None:
         self._newest = item
-        super().put(item)
+        if item.data:
+            super().put(item)
+        else:
+            self._connection.add_credit(self.number, item.credit)
 
     def request(self) -> Operation[LogStart]:
-        room = max(1, self._credit - sum(len(item.data) for item in self._items))
+        room = max(1, self._credit - sum(item.credit for item in self._items))
         return self._request(self.number, self._next, self._incarnation, room)
 
     async def resume(self) -> None:
@@ -331,6 +334,6 @@ class Batches(Subscription[StoredBatch]):
             await super().resume()
 
     def _taken(self, item: StoredBatch) -> StoredBatch:
-        self._connection.add_credit(self.number, len(item.data))
+        self._connection.add_credit(self.number, item.credit)
         start, self._position = self._position, item.next_offset
         return item if start <= item.base_offset else replace(item, start=start)

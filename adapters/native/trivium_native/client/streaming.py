@@ -143,13 +143,20 @@ class Streaming(SyncRunner, Operations):
         timestamp: int | None = None,
         incarnation: str | None = None,
         credit: int = LOG_CREDIT,
+        topic_filter: str | None = None,
     ) -> Iterator[BlockingBatches]:
         """Mode ``log``: record batches from an offset, or ``first``, ``last``, ``next``, on."""
         from trivium_native.client.blocking import BlockingBatches
 
         background = self.in_background()
         reading = background.client.read(
-            stream, partition, offset, timestamp=timestamp, incarnation=incarnation, credit=credit
+            stream,
+            partition,
+            offset,
+            timestamp=timestamp,
+            incarnation=incarnation,
+            credit=credit,
+            topic_filter=topic_filter,
         )
         with background.opened(reading) as batches:
             yield BlockingBatches(background, batches)
@@ -166,6 +173,7 @@ class Streaming(SyncRunner, Operations):
         session_timeout: float = SESSION_TIMEOUT,
         rebalance_timeout: float = REBALANCE_TIMEOUT,
         credit: int = GROUP_CREDIT,
+        topic_filter: str | None = None,
         on_assigned: Callback | None = None,
         on_revoked: Callback | None = None,
         on_lost: Callback | None = None,
@@ -183,6 +191,7 @@ class Streaming(SyncRunner, Operations):
             session_timeout=session_timeout,
             rebalance_timeout=rebalance_timeout,
             credit=credit,
+            topic_filter=topic_filter,
             on_assigned=in_thread(on_assigned),
             on_revoked=in_thread(on_revoked),
             on_lost=in_thread(on_lost),

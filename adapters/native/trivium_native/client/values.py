@@ -19,7 +19,13 @@ from trivium.streams.records import (
     RecordBatch,
     batch_span,
 )
-from trivium_native.wire.messages import MANDATORY, PERSISTENT, RETAIN, encode_message
+from trivium_native.wire.messages import (
+    BATCH_HEAD_SIZE,
+    MANDATORY,
+    PERSISTENT,
+    RETAIN,
+    encode_message,
+)
 from trivium_native.wire.properties import encode_key, encode_properties
 
 
@@ -255,6 +261,8 @@ def _varies(view: RecordBatch, id_: int) -> bool:
 class StoredBatch:
     """A record batch as it is stored, and the offset of its first record.
 
+    Without ``data`` it has no records, and says that a filter has passed all before the offset.
+
     Where a reader goes on within it, ``start`` is that place: the records before it are not meant.
     """
 
@@ -272,7 +280,12 @@ class StoredBatch:
     @property
     def next_offset(self) -> int:
         """The offset after its last record."""
-        return self.base_offset + batch_span(self.data)
+        return self.base_offset + (batch_span(self.data) if self.data else 0)
+
+    @property
+    def credit(self) -> int:
+        """What it takes of a subscription's credit."""
+        return len(self.data) or BATCH_HEAD_SIZE
 
     def records(self, start: int = 0) -> Iterator[Record]:
         """The records from offset ``start`` on, and none before that of the batch.

@@ -9,6 +9,7 @@ from trivium.messages.message import PROTOCOL_NATIVE, register_codec
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Connection, Peer, Transport
 from trivium.runtime.broker import Broker
+from trivium.streams.filtered_reads import FilteredReads
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.connection import NativeConnection
 from trivium_native.server.deliveries import LiveFrames
@@ -30,10 +31,12 @@ class NativeAdapter(Adapter):
         self._live_frames = LiveFrames(self.metrics)
         self._long_requests = LongRequests()
         self._parts: dict[str, Parts] = {}
+        self._filtered_reads: FilteredReads | None = None
         register_codec(PROTOCOL_NATIVE, NativeCodec())
 
     def start(self, broker: Broker) -> None:
         self._broker = broker
+        self._filtered_reads = FilteredReads(broker)
         self._most = broker.config.limits.max_message_bytes
         self._options = self._bounded(self._options)
         for vhost in broker.vhosts.values():
@@ -56,6 +59,7 @@ class NativeAdapter(Adapter):
 
     def connect(self, transport: Transport, peer: Peer) -> Connection:
         assert self._broker is not None
+        assert self._filtered_reads is not None
         self.metrics.connections_opened += 1
         options = self._options
         own = peer.listener.config.options
@@ -71,6 +75,7 @@ class NativeAdapter(Adapter):
             self._live_frames,
             self.parts_of,
             self._long_requests,
+            self._filtered_reads,
         )
 
     def _bounded(self, options: NativeOptions) -> NativeOptions:

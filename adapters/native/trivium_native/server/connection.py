@@ -57,6 +57,7 @@ if TYPE_CHECKING:
     from collections.abc import Callable
 
     from trivium.runtime.broker import Broker
+    from trivium.streams.filtered_reads import FilteredReads
     from trivium.vhost.virtual_host import VirtualHost
 
 #: Intervals without a sign of life after which a client is gone.
@@ -91,6 +92,7 @@ class NativeConnection(FramedConnection):
         live_frames: LiveFrames,
         parts_of: Callable[[VirtualHost], Parts],
         long_requests: LongRequests,
+        filtered_reads: FilteredReads,
     ) -> None:
         super().__init__(metrics, broker, transport, peer)
         self.options = options
@@ -102,7 +104,7 @@ class NativeConnection(FramedConnection):
         self.vhost: VirtualHost
         self.subscriptions: dict[int, Subscription] = {}
         #: fetches that wait for records or for room in the output
-        self.fetches = Fetches(self)
+        self.fetches = Fetches(self, filtered_reads)
         #: searches for a time that wait for the disk, and polls of queues that are under way
         self.searches = 0
         self.polls = 0

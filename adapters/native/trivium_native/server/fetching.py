@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
 from trivium.security.permissions import READ
+from trivium.streams.filtered_reads import FilteredReader, FilteredReads
 from trivium.streams.filtering import FilteredPage, TopicFilter
-from trivium.streams.stream import Partition, StreamReader
+from trivium.streams.stream import Partition
 from trivium_native.server.subscriptions import count_read
 from trivium_native.wire.errors import AccessRefused, NotFound, OffsetOutOfRange
 from trivium_native.wire.messages import encode_fetched
@@ -18,14 +19,14 @@ if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection
 
 #: Bytes that are brought into memory at a time to look for records of some topics.
-_SEARCH_BYTES: Final = 1 << 20
+SEARCH_BYTES: Final = 1 << 20
 
 
-class Fetch(StreamReader):
+class Fetch(FilteredReader):
     """One FETCH until it is answered.
 
     It is answered once ``min_bytes`` are there, or when ``deadline_ms`` has passed, in both cases
-    not before the connection takes output.
+    not before the connection takes output. With a filter it looks for them when its turn comes.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class Fetch(StreamReader):
         self._is_waiting = False
         self._is_loading = False
 
-    def step(self) -> bool:
+    def step(self, is_its_turn: bool = False) -> bool:
         """Answer if that is possible now; whether it was answered."""
         connection = self.connection
         if self._is_loading:
@@ -67,6 +68,7 @@ class Fetch(StreamReader):
             connection.send_error(self.correlation, AccessRefused(str(refusal)))
             return True
         if partition.stream.is_deleted:
+            self._stop_waiting()
             connection.send_error(self.correlation, NotFound("the stream was deleted"))
             return True
         is_due = connection.broker.elapsed_ms >= self.deadline_ms
@@ -74,7 +76,10 @@ class Fetch(StreamReader):
             return False
         page = self._page
         if page is not None:
-            return self._read_page(page, is_due)
+            if is_its_turn:
+                return self._read_page(page, is_due)
+            connection.fetches.filtered_reads.add(self)
+            return False
         if not partition.is_loaded(self._offset):
             self._load(self._offset, self._max_bytes)
             return False
@@ -92,7 +97,7 @@ class Fetch(StreamReader):
         """The same with a filter: a page that is full is the answer, also if it has nothing."""
         partition = self._partition
         if not page.more():
-            self._load(page.next_offset, _SEARCH_BYTES)
+            self._load(page.next_offset, SEARCH_BYTES)
             return False
         if page.is_lost and not page.size:
             self._stop_waiting()
@@ -108,6 +113,12 @@ class Fetch(StreamReader):
             return False
         self._answer(page.batches(), page.next_offset)
         return True
+
+    def look(self) -> int:
+        page = self._page
+        before = 0 if page is None else page.cost
+        self._try(True)
+        return 0 if page is None else page.cost - before
 
     def _load(self, offset: int, max_bytes: int) -> None:
         self._is_loading = True
@@ -146,13 +157,14 @@ class Fetch(StreamReader):
         self._is_waiting = False
         self._try()
 
-    def _try(self) -> None:
+    def _try(self, is_its_turn: bool = False) -> None:
         connection = self.connection
-        if not connection.is_closed and self.step():
+        if not connection.is_closed and self.step(is_its_turn):
             connection.fetches.remove(self)
 
     def stream_deleted(self, partition: Partition) -> None:
         self._is_waiting = False
+        self._stop_waiting()
         connection = self.connection
         connection.fetches.remove(self)
         connection.send_error(self.correlation, NotFound("the stream was deleted"))
@@ -161,6 +173,8 @@ class Fetch(StreamReader):
         if self._is_waiting:
             self._is_waiting = False
             self._partition.cancel(self)
+        if self._page is not None:
+            self.connection.fetches.filtered_reads.remove(self)
 
     def cancel(self) -> None:
         """The connection is gone."""
@@ -173,8 +187,10 @@ class Fetches(Timed):
     One timer for all of them, so that many short fetches leave nothing behind with the broker's.
     """
 
-    def __init__(self, connection: NativeConnection) -> None:
+    def __init__(self, connection: NativeConnection, filtered_reads: FilteredReads) -> None:
         self._connection: NativeConnection | None = connection
+        #: where readers with a filter take their turns, those of all connections
+        self.filtered_reads = filtered_reads
         # Fetch -> its number: they are numbered as they come.
         self._fetches: dict[Fetch, int] = {}
         self._number = 0

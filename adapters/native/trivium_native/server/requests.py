@@ -17,6 +17,7 @@ from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.commits import stream_of
 from trivium_native.server.deliveries import packable
 from trivium_native.server.fetching import Fetch
+from trivium_native.server.filtered_subscriptions import FilteredSubscription
 from trivium_native.server.grouping import GROUP_REQUESTS, GroupRequests
 from trivium_native.server.lists import reply_bounded
 from trivium_native.server.parts import Parts
@@ -134,9 +135,9 @@ class Requests:
                 return
             offset = self._offset(partition, fields.offset("offset"))
             credit = fields.integer("credit", 0, _MAX_OFFSET)
-            fields.finish()
-            subscription = LogSubscription(connection, number, partition)
-            subscription.start(offset)
+            log = self._log(number, partition, fields)
+            log.start(offset)
+            subscription = log
             reply["offset"] = offset
             reply["incarnation"] = partition.stream.incarnation
         add(subscription)
@@ -160,13 +161,19 @@ class Requests:
     ) -> None:
         """Mode ``log`` from a time on: the answer waits until its offset is found."""
         credit = fields.integer("credit", 0, _MAX_OFFSET)
-        fields.finish()
+        subscription = self._log(number, partition, fields)
         self._check_searches()
-        connection = self._connection
-        subscription = LogSubscription(connection, number, partition)
         subscription.asked_by = correlation
         add(subscription)
         self._search(partition, timestamp, lambda offset: subscription.found(offset, credit))
+
+    def _log(self, number: int, partition: Partition, fields: Fields) -> LogSubscription:
+        """Mode ``log``, with all fields read."""
+        topic_filter = _topic_filter(fields)
+        fields.finish()
+        if topic_filter is None:
+            return LogSubscription(self._connection, number, partition)
+        return FilteredSubscription(self._connection, number, partition, topic_filter)
 
     def _unsubscribe(self, correlation: int, fields: Fields) -> None:
         number = fields.integer("subscription", 0, _MAX_U32)

@@ -215,12 +215,13 @@ class LogSubscription(Subscription):
         connection: NativeConnection,
         number: int,
         partition: Partition,
+        reader: StreamReader | None = None,
     ) -> None:
         super().__init__(connection, number)
         self._partition = partition
         self._offset = 0
         self._credit = 0
-        self._reader: _LogReader | None = _LogReader(self)
+        self._reader: StreamReader | None = _LogReader(self) if reader is None else reader
         self._is_started = False
         self._is_waiting = False
         self._is_loading = False
@@ -258,13 +259,7 @@ class LogSubscription(Subscription):
     def pump(self) -> None:
         """Send what there is, until credit, output or records are used up."""
         partition = self._partition
-        connection = self.connection
-        while (
-            self._credit > 0
-            and self._is_started
-            and not (self._is_waiting or self._is_loading or self._is_ended)
-            and connection.has_room()
-        ):
+        while self._may_read():
             if partition.stream.is_deleted:
                 self.stream_deleted()
                 return
@@ -274,9 +269,7 @@ class LogSubscription(Subscription):
                 return
             batches = partition.read(self._offset, min(self._credit, STEP_BYTES))
             if not batches:
-                self._is_waiting = True
-                assert self._reader is not None
-                partition.wait(self._reader)
+                self._wait()
                 return
             for base, stored in batches:
                 end = base + batch_span(stored)
@@ -288,6 +281,20 @@ class LogSubscription(Subscription):
                 self._offset = end
                 if batch is not None:
                     self._send(base, batch)
+
+    def _may_read(self) -> bool:
+        """Whether there is credit and room, and nothing is waited for."""
+        return (
+            self._credit > 0
+            and self._is_started
+            and not (self._is_waiting or self._is_loading or self._is_ended)
+            and self.connection.has_room()
+        )
+
+    def _wait(self) -> None:
+        self._is_waiting = True
+        assert self._reader is not None
+        self._partition.wait(self._reader)
 
     def _send(self, base: int, batch: bytes) -> None:
         connection = self.connection
