@@ -37,7 +37,7 @@ def test_a_commit_is_read_back_per_group_and_partition(vhost: VirtualHost, strea
     assert groups.committed("g", stream) == {0: 2, 1: 0}
     assert groups.committed("other", stream) == {0: 9}
     assert groups.committed("nobody", stream) == {}
-    assert groups.names() == ["g", "other"]
+    assert sorted(groups.names()) == ["g", "other"]
 
 
 def test_lag_counts_from_the_committed_offset_or_the_oldest_record(
@@ -73,7 +73,7 @@ def test_commits_survive_a_restart_whatever_the_name(stream: Stream) -> None:
     for name in ("g", "a/b/c", "/", "é"):
         groups.commit(name, stream, [(0, 7), (2, 0)])
     again = Groups(table)
-    assert again.names() == sorted(["g", "a/b/c", "/", "é"])
+    assert sorted(again.names()) == sorted(["g", "a/b/c", "/", "é"])
     for name in again.names():
         assert again.committed(name, stream) == {0: 7, 2: 0}
 

@@ -26,6 +26,7 @@ from trivium.groups.membership import (
     REBALANCING,
     STABLE,
     MemberListener,
+    names_of,
     phase_of,
 )
 from trivium.storage.memory import MemoryStorage
@@ -864,3 +865,39 @@ def test_no_two_members_own_a_partition_whatever_happens(seed: int) -> None:
     held = [partition for one in clients.values() for partition in one.held]
     assert len(held) == len(set(held))
     assert set(held) == expected
+
+
+# What there is
+
+
+def test_each_group_is_named_once_while_others_come_and_go(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    for group in ("both", "offsets", "late"):
+        vhost.groups.commit(group, stream, [(0, 0)])
+    for group in ("both", "members"):
+        Client(vhost, "a", group=group).join()
+    names = names_of(vhost.memberships)
+    found = [next(names)]
+    # One is known in the other way as well from now on, one is not any more.
+    Client(vhost, "a", group="late").join()
+    vhost.groups.commit("members", stream, [(0, 0)])
+    vhost.groups.delete("both")
+    vhost.groups.commit("new", stream, [(0, 0)])
+    Client(vhost, "a", group="newer").join()
+    found += names
+    assert len(found) == len(set(found))
+    assert {"both", "offsets", "late", "members"} <= set(found)
+
+
+def test_groups_that_read_a_stream_are_those_with_members_there(
+    vhost: VirtualHost, stream: Stream
+) -> None:
+    vhost.declare_stream("t")
+    a, b = Client(vhost, "a").join(), Client(vhost, "b").join()
+    Client(vhost, "c", "t", group="other").join()
+    assert vhost.memberships.readers("s") == ["g"]
+    a.leave()
+    assert vhost.memberships.readers("s") == ["g"]
+    b.leave()
+    assert vhost.memberships.readers("s") == []

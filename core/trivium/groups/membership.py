@@ -29,6 +29,7 @@ from __future__ import annotations
 
 import logging
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Final, Literal
 
 from trivium.common.timers import Timed
@@ -428,9 +429,15 @@ class Memberships(EndOfTurn):
 
     # What operators see
 
-    def names(self) -> list[str]:
-        """The groups that have, or had, members or a holder."""
-        return [key.decode() for key, _ in self._table.items() if key != _FORGOTTEN]
+    def names(self) -> Iterator[str]:
+        """The groups that have, or had, members or a holder. Others may be served meanwhile."""
+        for key in [key for key, _ in self._table.items()]:
+            if key != _FORGOTTEN:
+                yield key.decode()
+
+    def readers(self, stream: str) -> list[str]:
+        """The groups with members that read a stream."""
+        return [group.name for group in self._readers.get(stream, ())]
 
     def has(self, group: str) -> bool:
         """Whether it is one of them."""
@@ -691,6 +698,19 @@ def phase_of(memberships: Memberships, group: str) -> Phase:
 def is_there(memberships: Memberships, group: str) -> bool:
     """Whether there is such a group: with members or a holder, or with committed offsets."""
     return memberships.has(group) or memberships.offsets.has(group)
+
+
+def names_of(memberships: Memberships) -> Iterator[str]:
+    """The groups that there are, each once, in no order. There may be very many: others may be
+    served between any two, and what comes or goes meanwhile may be among them or not."""
+    with_offsets = memberships.offsets.names()
+    told: set[str] = set()
+    for name in memberships.names():
+        told.add(name)
+        yield name
+    for name in with_offsets:
+        if name not in told:
+            yield name
 
 
 def streams_of(memberships: Memberships, group: str) -> list[Stream]:

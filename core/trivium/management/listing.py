@@ -177,7 +177,15 @@ class Listing(Generic[Item]):
             return
         first = self._first(page, count)
         yield from self._skip(merged, first)
-        yield from self._page_of(page, count, first, islice(merged, page.size))
+        shown = list(islice(merged, page.size))
+        del merged
+        # To let very many go takes a while too.
+        while runs:
+            runs.pop()
+            if self._slices.is_over:
+                yield b""
+                self._slices.begin()
+        yield from self._page_of(page, count, first, iter(shown))
 
     def _first(self, page: Page, count: int) -> int:
         """The number of the first item of a page. Raises ApiRefused where there is none."""

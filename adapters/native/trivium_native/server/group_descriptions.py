@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from heapq import nsmallest
+from itertools import islice
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
 from trivium.errors import LimitExceeded, NotFound
-from trivium.groups.membership import MAX_SHARED_PER_TURN, is_there, phase_of, streams_of
+from trivium.groups.membership import (
+    MAX_SHARED_PER_TURN,
+    is_there,
+    names_of,
+    phase_of,
+    streams_of,
+)
 from trivium.security.identity import ADMINISTRATOR, MONITORING
 from trivium.security.permissions import READ
 from trivium_native.server.handshake import BEHIND_REQUEST
@@ -62,8 +69,8 @@ class _Page(Timed):
         self._after = after
         self._limit = limit
         # Those that are not looked at, and of the others the first in the order of their names.
-        self._names = [*vhost.groups.every(), *vhost.memberships.names()]
-        self._found: set[str] = set()
+        self._names = names_of(vhost.memberships)
+        self._found: list[str] = []
 
     def begin(self) -> None:
         """Look at the first ones, which may be all."""
@@ -90,19 +97,17 @@ class _Page(Timed):
 
     def _look(self) -> bool:
         """Look at as many as a turn may; whether that was all."""
-        names, after = self._names, self._after
-        looked_at = names[-MAX_LOOKED_AT:]
-        del names[-MAX_LOOKED_AT:]
-        found = self._found
-        found.update([each for each in looked_at if each > after and _may(self._connection, each)])
+        after = self._after
+        looked_at = list(islice(self._names, MAX_LOOKED_AT))
+        found = [each for each in looked_at if each > after and _may(self._connection, each)]
         # Where the next page begins tells a name too, so it is one of these.
-        self._found = set(nsmallest(self._limit + 1, found))
-        return not names
+        self._found = nsmallest(self._limit + 1, [*self._found, *found])
+        return len(looked_at) < MAX_LOOKED_AT
 
     def _answer(self) -> None:
         vhost = self._vhost
         memberships = vhost.memberships
-        names = sorted(self._found)
+        names = self._found
         rows: list[dict[str, object]] = []
         reply: dict[str, object] = {"groups": rows}
         cost = 0

@@ -8,7 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 from trivium.errors import NotFound
-from trivium.groups.membership import Phase, is_there, phase_of, streams_of
+from trivium.groups.membership import Phase, is_there, names_of, phase_of, streams_of
 from trivium.groups.offsets import MAX_METADATA_BYTES
 from trivium.management.endpoints import ENTERED, BadRequest
 from trivium.management.rest.operations import answer, body_of, listed, operation
@@ -165,7 +165,7 @@ def view(call: Call, item: _Item) -> Group | None:
 
 def _all(call: Call) -> Iterator[_Item]:
     for vhost in call.vhosts():
-        for name in {*vhost.groups.names(), *vhost.memberships.names()}:
+        for name in names_of(vhost.memberships):
             yield vhost, name
 
 
@@ -257,11 +257,10 @@ def of_stream(call: Call) -> ApiAnswer:
     is_shown = _may_read(call, stream.name)
 
     def every() -> Iterator[GroupLag | None]:
-        committed = set(vhost.groups.of_stream(stream))
-        for name in {*committed, *vhost.memberships.names()}:
+        names = [*vhost.groups.of_stream(stream), *vhost.memberships.readers(stream.name)]
+        for name in dict.fromkeys(names) if is_shown else ():
             known = vhost.memberships.members(name)
-            reads = known is not None and stream.name in known.readers
-            if not (is_shown and (reads or name in committed) and _may_read(call, name)):
+            if not _may_read(call, name):
                 yield None
                 continue
             owners = {
