@@ -236,7 +236,7 @@ def test_a_share_of_messages_begins_a_trace() -> None:
 
 
 def test_about_the_share_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("trivium.messages.tracing.random.random", lambda: 0.5)
+    monkeypatch.setattr("trivium.messages.tracing.random", lambda: 0.5)
     traced = Traced(make_server(), ratio=0.1)
     writer = traced.server.mqtt("root", "writer", 4)
     writer.feed(b"".join(mqtt.publish("t", b"x", 0, version=4) for _ in range(70)))
@@ -248,7 +248,7 @@ def test_about_the_share_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None
 def test_a_run_goes_on_around_messages_that_are_followed(
     monkeypatch: pytest.MonkeyPatch, qos: int
 ) -> None:
-    monkeypatch.setattr("trivium.messages.tracing.random.random", lambda: 0.5)
+    monkeypatch.setattr("trivium.messages.tracing.random", lambda: 0.5)
     traced = Traced(make_server(), ratio=0.1)
     server = traced.server
     # One gets them as they came, one with properties, one over a queue.
@@ -284,7 +284,7 @@ def test_a_run_goes_on_around_messages_that_are_followed(
 def test_those_of_a_run_that_are_not_followed_are_not_looked_at_again(
     monkeypatch: pytest.MonkeyPatch, headers: dict[str, Any]
 ) -> None:
-    monkeypatch.setattr("trivium.messages.tracing.random.random", lambda: 0.5)
+    monkeypatch.setattr("trivium.messages.tracing.random", lambda: 0.5)
     traced = Traced(make_server(), ratio=0.1)
     tracer = traced.server.vhost.tracer
     assert tracer is not None
@@ -310,6 +310,52 @@ def test_those_of_a_run_that_are_not_followed_are_not_looked_at_again(
     ] * 3
     # Each seventh, when it leaves and when it is settled.
     assert asked == [False] * 8
+
+
+@pytest.mark.parametrize("headers", [{}, {"h": "1"}])
+@pytest.mark.parametrize("durable", [False, True])
+def test_those_around_one_that_is_followed_reach_their_consumers_as_they_came(
+    monkeypatch: pytest.MonkeyPatch, headers: dict[str, Any], durable: bool
+) -> None:
+    monkeypatch.setattr("trivium.messages.tracing.random", lambda: 0.5)
+    traced = Traced(make_server(), ratio=0.1)
+    server = traced.server
+    client = server.amqp("root")
+    client.declare("aq", durable=durable)
+    client.bind("aq", "amq.topic", "#")
+    client.consume("aq")
+    mode = 1 + durable
+    # Runs in which sizes are alike and differ, and in which exchange and key are others meanwhile.
+    sent = [
+        *((b"%d" % number * (1 + number // 14), "amq.topic") for number in range(10, 24)),
+        *((b"%d" % number * (1 + number % 3), "amq.topic") for number in range(24, 38)),
+        *((b"%d" % number, "" if number % 7 == 6 else "amq.topic") for number in range(38, 60)),
+    ]
+    client.take()
+    for payload, exchange in sent:
+        client.publish("aq", payload, exchange, headers=headers, delivery_mode=mode)
+    client.feed(b"".join(publish_frames("aq", each, headers=headers) for each, _ in sent))
+    server.settle()
+    received = client.take()
+    assert [body.value for body in received[2::3]] == [payload for payload, _ in sent] * 2
+    assert [each.exchange for each in received[0::3]] == [exchange for _, exchange in sent] + [
+        ""
+    ] * len(sent)
+    found = [dict(each.properties.headers or {}) for each in received[1::3]]
+    followed = [at for at, each in enumerate(found) if each.pop("traceparent", None)]
+    assert followed == list(range(6, 2 * len(sent), 7))
+    assert found == [headers] * 2 * len(sent)
+    client.send(Basic.Ack(delivery_tag=2 * len(sent), multiple=True))
+    names = traced.names()
+    assert names.count("deliver aq") == names.count("ack aq") == len(followed)
+
+
+def test_a_very_long_state_is_in_no_span(traced: Traced) -> None:
+    client = traced.server.amqp("root")
+    for size in (512, 513):
+        headers = {"traceparent": SAMPLED, "tracestate": "s" * size}
+        client.publish("nobody", exchange="x", headers=headers)
+    assert [len(span.trace_state) for span in traced.spans()] == [512, 0]
 
 
 @pytest.mark.parametrize("road", ["mqtt", "amqp", "native"])

@@ -10,7 +10,7 @@ from tests.support.collector import Collector
 from trivium.config import TracingConfig
 from trivium.errors import ConfigError
 from trivium.observability import span_exporter
-from trivium.observability.otlp import SERVER, encode_span, named
+from trivium.observability.otlp import SERVER, named
 from trivium.observability.span_exporter import SpanExporter
 
 
@@ -21,8 +21,8 @@ def in_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(span_exporter, "LONGEST_PAUSE", 0.02)
 
 
-def span(name: str = "n") -> bytes:
-    return encode_span(b"t" * 16, 1, 0, 1, 2, named(name, SERVER), "", "")
+def add(exporter: SpanExporter, name: str = "n") -> None:
+    exporter.spans.add(b"t" * 16, 1, 0, 1, 2, named(name, SERVER), "", "")
 
 
 def test_spans_reach_the_collector() -> None:
@@ -31,7 +31,7 @@ def test_spans_reach_the_collector() -> None:
         config = TracingConfig(endpoint=collector.url, service_name="farm", headers=headers)
         exporter = SpanExporter(config)
         for number in range(span_exporter.BATCH + 1):
-            exporter.spans.add(span(str(number)))
+            add(exporter, str(number))
         names = [found.name for found in collector.wait(span_exporter.BATCH + 1)]
         exporter.close()
         assert names == [str(number) for number in range(span_exporter.BATCH + 1)]
@@ -52,7 +52,7 @@ def test_a_connection_is_kept_as_long_as_the_collector_keeps_it(
     with Collector(hangs_up=hangs_up) as collector:
         exporter = SpanExporter(TracingConfig(endpoint=collector.url))
         for number in range(1, 4):
-            exporter.spans.add(span())
+            add(exporter)
             collector.wait(number, requests=number)
         exporter.close()
         assert collector.connections == connections
@@ -64,9 +64,9 @@ def test_few_spans_wait_for_more_and_many_do_not(monkeypatch: pytest.MonkeyPatch
     with Collector() as collector:
         exporter = SpanExporter(TracingConfig(endpoint=collector.url))
         for _ in range(span_exporter.BATCH - 1):
-            exporter.spans.add(span())
+            add(exporter)
         assert exporter.sent == 0
-        exporter.spans.add(span())
+        add(exporter)
         collector.wait(span_exporter.BATCH)
         exporter.close()
         assert len(collector.requests) == 1
@@ -76,7 +76,7 @@ def test_a_proxy_of_the_environment_is_asked(monkeypatch: pytest.MonkeyPatch) ->
     with Collector() as proxy:
         monkeypatch.setenv("http_proxy", proxy.url.replace("://", "://user:p%40ss@"))
         exporter = SpanExporter(TracingConfig(endpoint="http://collector.test:4318"))
-        exporter.spans.add(span())
+        add(exporter)
         proxy.wait(1)
         exporter.close()
         ((path, sent),) = proxy.requests
@@ -91,7 +91,7 @@ def test_a_proxy_is_asked_for_a_way_to_a_collector_with_tls(
     with Collector() as proxy:
         monkeypatch.setenv("https_proxy", proxy.url)
         exporter = SpanExporter(TracingConfig(endpoint="https://collector.test"))
-        exporter.spans.add(span())
+        add(exporter)
         exporter.close()
     # This one knows no CONNECT.
     assert "Tunnel connection failed: 501" in caplog.text
@@ -101,7 +101,7 @@ def test_what_waits_is_sent_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(span_exporter, "INTERVAL", 3600.0)
     with Collector() as collector:
         exporter = SpanExporter(TracingConfig(endpoint=collector.url))
-        exporter.spans.add(span())
+        add(exporter)
         exporter.close()
         assert len(collector.wait(1)) == 1
 
@@ -112,10 +112,10 @@ def test_a_collector_that_is_away_is_one_line_and_spans_wait(
     caplog.set_level(logging.INFO)
     with Collector(status=503) as collector:
         exporter = SpanExporter(TracingConfig(endpoint=collector.url))
-        exporter.spans.add(span("first"))
+        add(exporter, "first")
         collector.wait(0, requests=3)
         collector.status = 200
-        exporter.spans.add(span("second"))
+        add(exporter, "second")
         assert [found.name for found in collector.wait(2)] == ["first", "second"]
         exporter.close()
     assert [(record.levelname, record.message) for record in caplog.records] == [
@@ -129,7 +129,7 @@ def test_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
     with Collector() as collector:
         pass
     exporter = SpanExporter(TracingConfig(endpoint=collector.url))
-    exporter.spans.add(span())
+    add(exporter)
     exporter.close()
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert exporter.sent == 0
@@ -138,7 +138,7 @@ def test_nobody_listens(caplog: pytest.LogCaptureFixture) -> None:
 def test_what_is_refused_for_good_is_dropped_and_counted() -> None:
     with Collector(status=400) as collector:
         exporter = SpanExporter(TracingConfig(endpoint=collector.url))
-        exporter.spans.add(span())
+        add(exporter)
         collector.wait(0, requests=1)
         exporter.close()
         assert exporter.dropped == 1
@@ -152,7 +152,7 @@ def test_more_than_there_is_room_for_are_dropped_and_counted(
     with Collector() as collector:
         exporter = SpanExporter(TracingConfig(endpoint=collector.url, max_spans=2))
         for name in ("a", "b", "c"):
-            exporter.spans.add(span(name))
+            add(exporter, name)
         exporter.close()
         assert [found.name for found in collector.wait(2)] == ["a", "b"]
     assert exporter.dropped == 1

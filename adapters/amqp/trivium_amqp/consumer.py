@@ -13,7 +13,7 @@ from mypy_extensions import i32, i64, u8
 
 from trivium.common.descriptions import ConsumerDescription
 from trivium.common.pieces import Piece
-from trivium.messages.message import PROTOCOL_AMQP, Message
+from trivium.messages.message import PROTOCOL_AMQP, SAMPLED, Message
 from trivium.queues.queue import Consumer, Queue, QueueEntry
 from trivium.runtime.adapter import LARGE_OUTPUT
 from trivium_amqp.codec import methods
@@ -49,6 +49,26 @@ _FRAME_HEAD: Final = OVERHEAD - 1
 _DELIVER_ID: Final = U32.pack(methods.BASIC_DELIVER)
 
 
+class _Fitted:
+    """What a consumer's frames are made of, for a header and a size."""
+
+    def __init__(
+        self,
+        header: bytes,
+        size: int,
+        before_size: bytes,
+        between_sizes: bytes,
+        tail: bytes,
+        total: int,
+    ) -> None:
+        self.header = header
+        self.size = size
+        self.before_size = before_size
+        self.between_sizes = between_sizes
+        self.tail = tail
+        self.total = total
+
+
 class AmqpConsumer(Consumer):
     """``limit`` is the prefetch count of this consumer, 0 for none (60.10, per consumer)."""
 
@@ -78,7 +98,6 @@ class AmqpConsumer(Consumer):
         self.channel = channel
         self._connection = channel.connection
         self._metrics = channel.connection.metrics
-        self._encoded_tag: Final = _short(tag.encode())
         # What the frames below were made of.
         self._exchange = ""
         self._key = b""
@@ -93,6 +112,8 @@ class AmqpConsumer(Consumer):
         self._between_sizes = b""
         self._total = 0
         self._offset_at = -1
+        # The same of the messages around one that is followed, whose header nobody else has.
+        self._usual: _Fitted | None = None
         self._shows_offset = isinstance(queue, StreamCursor)
 
     def start(self) -> None:
@@ -158,7 +179,7 @@ class AmqpConsumer(Consumer):
             and message.protocol == PROTOCOL_AMQP
             and message.annotations is None
             and isinstance(body, bytes)
-            and (message.header == self._header or self._has_other_header(message.header, size))
+            and (message.header == self._header or self._has_other_header(message, size))
             and (size == self._size or self._has_resized(size))
         ):
             output = connection.output
@@ -179,12 +200,30 @@ class AmqpConsumer(Consumer):
             return
         connection.send_parts(self._frames(tag, entry))
 
-    def _has_other_header(self, header: bytes, size: int) -> bool:
+    def _has_other_header(self, message: Message, size: int) -> bool:
         """Fit the frames to other property bytes before a body of this size; whether that can
         be."""
         room = self._connection.frame_room
         if self._size < 0 or self._shows_offset or not 0 < size <= room:
             return False
+        header = message.header
+        usual = self._usual
+        if message.traced != SAMPLED:
+            self._usual = None
+            if usual is not None and header == usual.header:
+                self._header, self._size, self._total = header, usual.size, usual.total
+                self._before_size, self._between_sizes = usual.before_size, usual.between_sizes
+                self._tail = usual.tail
+                return True
+        elif usual is None:
+            self._usual = _Fitted(
+                self._header,
+                self._size,
+                self._before_size,
+                self._between_sizes,
+                self._tail,
+                self._total,
+            )
         known = len(self._header)
         if len(header) != known:
             if len(header) > room - CONTENT_HEADER_SIZE:
@@ -233,11 +272,12 @@ class AmqpConsumer(Consumer):
             if len(shown) <= connection.frame_room - CONTENT_HEADER_SIZE:
                 offset_at = first_value_at(shown, OFFSET)
                 header = shown[:offset_at] + U64.pack(entry.offset) + shown[offset_at + 8 :]
+        encoded_tag = _short(self.tag.encode())
         routing = _short(message.address.exchange.encode()) + _short(cut_key(message.address.key))
         head = (
-            HEAD.pack(METHOD, number, 4 + len(self._encoded_tag) + 9 + len(routing))
+            HEAD.pack(METHOD, number, 4 + len(encoded_tag) + 9 + len(routing))
             + _DELIVER_ID
-            + self._encoded_tag
+            + encoded_tag
         )
         size = message.size
         redelivered = b"\x01" if entry.is_redelivered else b"\x00"
@@ -264,6 +304,7 @@ class AmqpConsumer(Consumer):
                 + CONTENT_HEADER
             )
             self._between_sizes = header + END + HEAD.pack(BODY, number, 0)[:3]
+            self._usual = None
             self._size = 0
             self._has_resized(size)
         return [

@@ -369,8 +369,10 @@ def records_of(messages: list[Message]) -> list[bytes]:
                 message._record = record
             else:
                 record = message.record()
-                head = record[: len(record) - len(content)]
-                like = message
+                # One that is followed is like no other.
+                if message.traced != SAMPLED:
+                    head = record[: len(record) - len(content)]
+                    like = message
         records.append(record)
     return records
 

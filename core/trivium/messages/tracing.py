@@ -7,8 +7,8 @@ publish of a message; the header names that from then on.
 
 from __future__ import annotations
 
-import random
 from math import log
+from random import random
 from typing import Final
 
 from mypy_extensions import i64, mypyc_attr
@@ -27,6 +27,10 @@ _MARK: Final = TRACEPARENT.encode()
 #: Of ``traceparent`` in version 0: its length, and where its parts are (W3C Trace Context, 3.2.2).
 _SIZE: Final = 55
 _SAMPLED_FLAG: Final = 1
+
+#: Characters of ``tracestate`` that should be passed on at least (3.3.1.5); spans have none that is
+#: longer.
+_MAX_STATE: Final = 512
 
 #: So many messages that the next one to be sampled never comes.
 _NEVER: Final[i64] = 1 << 62
@@ -76,7 +80,8 @@ def context_of(message: Message) -> TraceContext | None:
     found = _text(properties.header(TRACEPARENT))
     context = None if found is None else parse_traceparent(found)
     if context is not None:
-        context.state = _text(properties.header(TRACESTATE)) or ""
+        state = _text(properties.header(TRACESTATE)) or ""
+        context.state = state if len(state) <= _MAX_STATE else ""
     return context
 
 
@@ -100,7 +105,9 @@ class Tracer:
     """
 
     def __init__(self, ratio: float, follows: bool) -> None:
-        self._ratio = ratio
+        self._is_all = ratio >= 1
+        # By it the logarithm of what is drawn tells how many are not chosen; 0 where none is.
+        self._scale = 1 / log(1.0 - ratio) if 0 < ratio < 1 else 0.0
         self._follows = follows
         # Messages up to the next one that is chosen, with it.
         self._left: i64 = self._next()
@@ -184,12 +191,11 @@ class Tracer:
 
     def _next(self) -> i64:
         """How many messages up to the next one that is chosen, with it."""
-        ratio = self._ratio
-        if ratio >= 1:
+        if self._is_all:
             return 1
-        if ratio <= 0:
+        if self._scale == 0:
             return _NEVER
-        return i64(int(log(1.0 - random.random()) / log(1.0 - ratio))) + 1
+        return i64(int(log(1.0 - random()) * self._scale)) + 1
 
     def begin(self, message: Message, vhost: str) -> Span:
         """A chosen message is about to be published: give it its context."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import Final
 
-from librt.strings import BytesWriter, write_i32_le, write_i64_le
-from mypy_extensions import i32, i64, u8
+from librt.strings import BytesWriter, write_i16_le, write_i32_le, write_i64_le
+from mypy_extensions import i16, i32, i64, u8
 
 INTERNAL: Final = 1
 SERVER: Final = 2
@@ -28,6 +28,14 @@ _ATTRIBUTE: Final[i64] = 9 << 3 | 2
 #: the tags of what spans are in: those of a scope, and those of a resource
 _SCOPE_SPANS: Final = b"\x12"
 _RESOURCE_SPANS: Final = b"\x0a"
+
+#: bytes of the fields that each span has, and of its parent
+_IDS_AND_TIMES: Final[i64] = 18 + 10 + 9 + 9
+_PARENT: Final[i64] = 10
+#: how those of identifiers begin: the tag, then the length
+_TRACE_ID: Final[i16] = 16 << 8 | 0x0A
+_SPAN_ID: Final[i16] = 8 << 8 | 0x12
+_PARENT_ID: Final[i16] = 8 << 8 | 0x22
 
 #: the status of one that failed
 _ERROR: Final = b"\x18\x02"
@@ -113,84 +121,88 @@ def flags(is_remote: bool) -> bytes:
     return writer.getvalue()
 
 
-def encode_span(
-    trace_id: bytes,
-    span_id: i64,
-    parent: i64,
-    begin_ns: i64,
-    end_ns: i64,
-    parts: bytes,
-    state: str,
-    error: str,
-) -> bytes:
-    """A span; ``parts`` are other fields of it, ``error`` is ``error.type``, empty where all went
-    well. Identifiers of spans are numbers of 8 bytes, little-endian; ``parent`` is 0 for the first
-    of a trace."""
-    writer = BytesWriter()
-    writer.append(0x0A)
-    writer.append(16)
-    writer.write(trace_id)
-    writer.append(0x12)
-    writer.append(8)
-    write_i64_le(writer, span_id)
-    if parent:
-        writer.append(0x22)
-        writer.append(8)
-        write_i64_le(writer, parent)
-    writer.append(0x39)
-    write_i64_le(writer, begin_ns)
-    writer.append(0x41)
-    write_i64_le(writer, end_ns)
-    if state:
-        writer.write(field(3, state.encode("utf-8", "replace")))
-    if error:
-        writer.write(text_attribute(9, "error.type", error))
-        writer.write(field(15, _ERROR))
-    # Most of a span: it would outgrow the writer.
-    return writer.getvalue() + parts
-
-
 class Spans:
-    """Spans that wait for the collector: no more than ``most``, further ones are counted."""
+    """Spans that wait for the collector: no more than ``most``, further ones are counted.
+
+    Each is two pieces, of which the second is shared with those like it.
+    """
 
     def __init__(self, most: int) -> None:
-        self._most: i64 = most
+        self._most: i64 = 2 * most
         self._waiting: list[bytes] = []
+        # Used again for each.
+        self._writer = BytesWriter()
         self.too_many = 0
 
     def __len__(self) -> int:
-        return len(self._waiting)
+        return len(self._waiting) // 2
 
-    def add(self, span: bytes) -> None:
-        """Leave a span; the oldest that wait are kept."""
-        if len(self._waiting) < self._most:
-            self._waiting.append(span)
-        else:
+    def add(
+        self,
+        trace_id: bytes,
+        span_id: i64,
+        parent: i64,
+        begin_ns: i64,
+        end_ns: i64,
+        parts: bytes,
+        state: str,
+        error: str,
+    ) -> None:
+        """Leave a span; the oldest that wait are kept. ``parts`` are other fields of it, ``error``
+        is ``error.type``, empty where all went well. Identifiers of spans are numbers of 8 bytes,
+        little-endian; ``parent`` is 0 for the first of a trace."""
+        waiting = self._waiting
+        if len(waiting) >= self._most:
             self.too_many += 1
+            return
+        more = field(3, state.encode("utf-8", "replace")) if len(state) else b""
+        if len(error):
+            more += text_attribute(9, "error.type", error) + field(15, _ERROR)
+        size: i64 = _IDS_AND_TIMES + len(more) + len(parts)
+        if parent:
+            size += _PARENT
+        writer = self._writer
+        writer.truncate(0)
+        writer.append(_SPAN)
+        write_varint(writer, size)
+        write_i16_le(writer, _TRACE_ID)
+        writer.write(trace_id)
+        write_i16_le(writer, _SPAN_ID)
+        write_i64_le(writer, span_id)
+        if parent:
+            write_i16_le(writer, _PARENT_ID)
+            write_i64_le(writer, parent)
+        writer.append(0x39)
+        write_i64_le(writer, begin_ns)
+        writer.append(0x41)
+        write_i64_le(writer, end_ns)
+        if len(more):
+            writer.write(more)
+        waiting.append(writer.getvalue())
+        waiting.append(parts)
 
     def take(self, most: int) -> list[bytes]:
-        """The oldest ones, which wait no more. Another thread may ``add`` at the time."""
+        """The pieces of the oldest ones, which wait no more. Another thread may ``add`` at the
+        time."""
         waiting = self._waiting
-        taken = waiting[:most]
+        taken = waiting[: 2 * min(most, len(self))]
         del waiting[: len(taken)]
         return taken
 
-    def put_back(self, spans: list[bytes]) -> None:
+    def put_back(self, pieces: list[bytes]) -> None:
         """In their places again; what came meanwhile may be too many for a moment."""
-        self._waiting[:0] = spans
+        self._waiting[:0] = pieces
 
 
-def encode_request(resource: dict[str, str], scope: tuple[str, str], spans: list[bytes]) -> bytes:
-    """The body of a request to a collector (an export request)."""
+def encode_request(resource: dict[str, str], scope: tuple[str, str], pieces: list[bytes]) -> bytes:
+    """The body of a request to a collector (an export request), with the pieces of spans, which are
+    copied once."""
     about = b"".join([text_attribute(1, key, value) for key, value in resource.items()])
     name, version = scope
-    writer = BytesWriter()
-    writer.write(field(1, field(1, name.encode()) + field(2, version.encode())))
-    for span in spans:
-        writer.append(_SPAN)
-        write_varint(writer, len(span))
-        writer.write(span)
-    scope_spans = writer.getvalue()
-    before = field(1, about) + _SCOPE_SPANS + varint(len(scope_spans))
-    head = _RESOURCE_SPANS + varint(len(before) + len(scope_spans)) + before
-    return head + scope_spans
+    scope_field = field(1, field(1, name.encode()) + field(2, version.encode()))
+    size: i64 = len(scope_field)
+    for piece in pieces:
+        size += len(piece)
+    before = field(1, about) + _SCOPE_SPANS + varint(size)
+    head = _RESOURCE_SPANS + varint(len(before) + size) + before + scope_field
+    return b"".join([head, *pieces])

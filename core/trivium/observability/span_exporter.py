@@ -24,9 +24,14 @@ from trivium.observability.otlp import Spans, encode_request
 
 logger = logging.getLogger(__name__)
 
-#: Spans of one request. So many are looked for each ``INTERVAL`` seconds; fewer are sent once
-#: ``LONGEST_WAIT`` seconds have passed.
+#: So many spans are looked for each ``INTERVAL`` seconds; fewer are sent once ``LONGEST_WAIT``
+#: seconds have passed.
 BATCH: Final = 512
+#: So many times as often where that many were there: thousands come each second.
+BUSY: Final = 8
+#: Spans of one request, most often less than a megabyte: a collector takes 20 by default, and each
+#: request costs as much as some hundred spans.
+MOST: Final = 2048
 INTERVAL: Final = 1.0
 LONGEST_WAIT: Final = 5.0
 #: Seconds until a collector that was away is asked again, at most.
@@ -78,32 +83,36 @@ class SpanExporter:
 
     def _run(self) -> None:
         waited = 0.0
-        while not self._stopping.wait(self._pause):
-            waited += self._pause
-            if waited >= LONGEST_WAIT or len(self.spans) >= BATCH:
+        pause = self._pause
+        while not self._stopping.wait(pause):
+            waited += pause
+            waiting = len(self.spans)
+            if waited >= LONGEST_WAIT or waiting >= BATCH:
                 waited = 0.0
                 self._send_all()
+            is_busy = waiting >= BATCH and not self._is_away
+            pause = self._pause / BUSY if is_busy else self._pause
         self._send_all()
         self._collector.close()
 
     def _send_all(self) -> None:
         while len(self.spans):
-            batch = self.spans.take(BATCH)
-            reason, may_repeat = self._send(batch)
+            pieces = self.spans.take(MOST)
+            reason, may_repeat = self._send(pieces)
             if reason is None:
-                self.sent += len(batch)
+                self.sent += len(pieces) // 2
                 self._is_back()
             elif may_repeat:
-                self.spans.put_back(batch)
+                self.spans.put_back(pieces)
                 self._is_gone(reason)
                 return
             else:
-                self._refused += len(batch)
+                self._refused += len(pieces) // 2
                 self._is_gone(reason)
 
-    def _send(self, spans: list[bytes]) -> tuple[str | None, bool]:
+    def _send(self, pieces: list[bytes]) -> tuple[str | None, bool]:
         """Send some: why they were not taken, and whether they may be sent again."""
-        body = encode_request(self._resource, ("trivium", __version__), spans)
+        body = encode_request(self._resource, ("trivium", __version__), pieces)
         most = LAST_SECONDS if self._stopping.is_set() else self._timeout
         try:
             status = self._collector.post(body, min(most, self._timeout))

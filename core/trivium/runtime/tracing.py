@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from time import time_ns
 from typing import TYPE_CHECKING, Final
 
+from librt.random import randint
 from librt.strings import BytesWriter, read_i64_le
+from librt.time import time
 from mypy_extensions import i64
 
 from trivium.messages.message import UNSAMPLED, Address, Message, codec_of
@@ -32,7 +33,6 @@ from trivium.observability.otlp import (
     INTERNAL,
     SERVER,
     Spans,
-    encode_span,
     flags,
     key_of,
     named,
@@ -53,8 +53,11 @@ _MAX_PARTS: Final = 1024
 #: Deliveries of a message that are remembered until they are settled; of more the oldest are
 #: forgotten.
 _MAX_HELD: Final = 64
-#: Random bytes that are fetched together.
-_RANDOM: Final = 4096
+#: Random bytes of the identifiers of a span and a trace, and those that are fetched together.
+_DRAWN: Final[i64] = 24
+_RANDOM: Final[i64] = 128 * 24
+#: The largest identifier of a span that nothing but a collector is told.
+_MOST_ID: Final[i64] = (1 << 63) - 1
 #: Characters of an attribute.
 _MAX_TEXT: Final = 256
 #: of attributes in a span
@@ -102,7 +105,7 @@ class _Waiting(DurabilityWaiter):
 
     def write_batch_durable(self, write_batch: int) -> None:
         publishes = self.publishes
-        now = time_ns()
+        now = _now()
         while publishes and publishes[0].write_batch <= write_batch:
             publish = publishes.popleft()
             self._tracer.stored(publish, now)
@@ -146,6 +149,8 @@ class _Operation:
         self.address: Address | None = None
         self.size = -1
         self.identifiers = b""
+        self.waited = -1
+        self.is_redelivered = False
         #: what those have that have all of this
         self.parts = b""
 
@@ -177,8 +182,10 @@ class MessageTracer(Tracer):
         }
         # That of the last message that was followed.
         self._template: _Template | None = None
+        # Random bytes, their digits, and where the next ones are.
         self._random = b""
-        self._random_at: i64 = 0
+        self._digits = b""
+        self._random_at: i64 = _RANDOM
 
     # Publishing
 
@@ -187,25 +194,34 @@ class MessageTracer(Tracer):
         parent = None
         if len(given) and self.may_have_context(given):
             parent = context_of(message)
-        drawn = self._draw(24)
-        if parent is None:
-            digits, trace_id, state = drawn.hex("-", -16).encode(), drawn[:16], ""
-        else:
-            trace_id, state = parent.trace_id, parent.state
-            digits = (trace_id + drawn[16:]).hex("-", -16).encode()
+        at = self._random_at
+        if at == _RANDOM:
+            self._random = os.urandom(_RANDOM)
+            self._digits = self._random.hex().encode()
+            at = 0
+        self._random_at = at + _DRAWN
+        span_id = read_i64_le(self._random, at)
+        span_digits = self._digits[2 * at : 2 * at + 16]
         template = self._template_of(message, given)
-        followed = _Followed(trace_id, read_i64_le(drawn, 16), state, template.identifiers)
-        if parent is not None:
+        if parent is None:
+            trace_id = self._random[at + 8 : at + _DRAWN]
+            trace_digits = self._digits[2 * at + 16 : 2 * (at + _DRAWN)]
+            followed = _Followed(trace_id, span_id, "", template.identifiers)
+        else:
+            trace_digits = parent.trace_id.hex().encode()
+            followed = _Followed(parent.trace_id, span_id, parent.state, template.identifiers)
             followed.parent = read_i64_le(parent.span_id, 0)
         followed.exchange = exchange = message.address.exchange or "amq.default"
         followed.parts = self._parts_of_publish(message, vhost, exchange, template.identifiers)
         if template.takes_context:
-            message.set_header(b"".join((template.before, digits, template.behind)))
+            message.set_header(
+                b"".join((template.before, trace_digits, b"-", span_digits, template.behind))
+            )
             message.trace = followed
         else:
             # Nobody would find it again.
             message.traced = UNSAMPLED
-        followed.begin_ns = time_ns()
+        followed.begin_ns = _now()
         return followed
 
     def _parts_of_publish(
@@ -234,7 +250,7 @@ class MessageTracer(Tracer):
 
     def published(self, span: Span, result: int) -> None:
         assert isinstance(span, _Followed)
-        now = time_ns()
+        now = _now()
         if result > self._broker.storage.durable:
             span.placed_ns = now
             span.write_batch = self._broker.storage.wait(self._waiting)
@@ -246,16 +262,14 @@ class MessageTracer(Tracer):
     def end(self, span: _Followed, now_ns: i64, error: str) -> None:
         """A publish is over, at this time."""
         self._spans.add(
-            encode_span(
-                span.trace_id,
-                span.span_id,
-                span.parent,
-                span.begin_ns,
-                now_ns,
-                span.parts,
-                span.state,
-                error,
-            )
+            span.trace_id,
+            span.span_id,
+            span.parent,
+            span.begin_ns,
+            now_ns,
+            span.parts,
+            span.state,
+            error,
         )
 
     def stored(self, span: _Followed, now_ns: i64) -> None:
@@ -281,19 +295,26 @@ class MessageTracer(Tracer):
         last = self._deliver
         common = self._common(last, queue, client)
         size, identifiers = message.size, followed.identifiers
-        if common is not last.common or size != last.size or identifiers != last.identifiers:
+        waited = max(broker.now_ms - message.timestamp, 0)
+        if (
+            common is not last.common
+            or size != last.size
+            or waited != last.waited
+            or is_redelivered != last.is_redelivered
+            or identifiers != last.identifiers
+        ):
             last.common, last.size, last.identifiers = common, size, identifiers
+            last.waited, last.is_redelivered = waited, is_redelivered
             writer = BytesWriter()
             writer.write(common)
             write_number(writer, _BODY_SIZE, size)
             writer.write(identifiers)
+            write_number(writer, _WAITED, waited)
+            if is_redelivered:
+                write_number(writer, _REDELIVERED, 1)
             last.parts = writer.getvalue()
-        writer = BytesWriter()
-        write_number(writer, _WAITED, max(broker.now_ms - message.timestamp, 0))
-        if is_redelivered:
-            write_number(writer, _REDELIVERED, 1)
-        now = time_ns()
-        self._add(followed, now, now, last.parts + writer.getvalue())
+        now = _now()
+        self._add(followed, now, now, last.parts)
         if isinstance(entry, QueueEntry):
             if followed.held is None:
                 followed.held = []
@@ -311,10 +332,13 @@ class MessageTracer(Tracer):
             return
         for index, each in enumerate(held):
             if each.offset == entry.offset and each.queue == queue:
-                del held[index]
+                if len(held) == 1:
+                    followed.held = None
+                else:
+                    del held[index]
                 client = self._broker.events.serving
                 parts = self._common(self._settlements[how], queue, client)
-                now = time_ns()
+                now = _now()
                 self._add(followed, now, now, parts)
                 return
 
@@ -325,26 +349,16 @@ class MessageTracer(Tracer):
             template = self._template = _Template(message.protocol, given, identifiers)
         return template
 
-    def _draw(self, size: i64) -> bytes:
-        """Random bytes for an identifier."""
-        at = self._random_at
-        if at + size > len(self._random):
-            self._random = os.urandom(_RANDOM)
-            at = 0
-        self._random_at = at + size
-        return self._random[at : at + size]
-
     def _add(self, parent: _Followed, begin_ns: i64, end_ns: i64, parts: bytes) -> None:
-        at = self._random_at
-        if at + 8 > len(self._random):
-            self._random = os.urandom(_RANDOM)
-            at = 0
-        self._random_at = at + 8
-        span_id = read_i64_le(self._random, at)
         self._spans.add(
-            encode_span(
-                parent.trace_id, span_id, parent.span_id, begin_ns, end_ns, parts, parent.state, ""
-            )
+            parent.trace_id,
+            randint(1, _MOST_ID),
+            parent.span_id,
+            begin_ns,
+            end_ns,
+            parts,
+            parent.state,
+            "",
         )
 
     def _common(self, operation: _Operation, destination: str, client: object) -> bytes:
@@ -364,6 +378,11 @@ class MessageTracer(Tracer):
         if is_known:
             operation.destination, operation.number, operation.known = destination, number, found
         return found
+
+
+def _now() -> i64:
+    """Nanoseconds since the epoch, to a quarter of a microsecond."""
+    return i64(int(time() * 1e9))
 
 
 def _followed(message: Message) -> _Followed | None:
