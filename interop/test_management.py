@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import socket
 import subprocess
 import sys
 import urllib.request
@@ -170,6 +171,18 @@ def test_rabbitmqadmin_sees_and_closes_connections(
         channel.start_consuming()
     assert closed.value.reply_code == 320
     assert "Closed via management plugin" in closed.value.reply_text
+
+
+def test_rabbitmqadmin_shows_mqtt_clients_in_a_table(
+    admin: Admin, trivium: TriviumProcess, name: str
+) -> None:
+    """It cannot show null, which RabbitMQ says of AMQP without TLS, and leaves out for MQTT."""
+    body = b"\x00\x04MQTT\x04\x02\x00\x3c" + len(name).to_bytes(2, "big") + name.encode()
+    with socket.create_connection((LOOPBACK, trivium.ports["mqtt"])) as client:
+        client.sendall(bytes((0x10, len(body))) + body)
+        assert client.recv(4) == b"\x20\x02\x00\x00"
+        assert name in admin.run("-f", "table", "-d", "3", "list", "connections")
+    eventually(lambda: admin.rows("list", "connections") == [], "the client to leave", 30)
 
 
 def test_rabbitmqadmin_exports_and_imports(admin: Admin, name: str, tmp_path: Path) -> None:

@@ -50,6 +50,7 @@ async def test_publishes_are_counted_on_every_way(tmp_path: Path) -> None:
     async with serve(tmp_path) as site:
         site.broker.vhost("/").declare_queue("q", durable=True)
         await publish(site, "q", "q", "nobody")
+        assert sum(site.broker.timings.acknowledgements.counts) >= 1
         headers = {"Content-Type": "application/octet-stream"}
         await site.ask("POST", f"{MESSAGES}/raw?key=q", data=b"x", headers=headers)
         await site.ask("POST", "vhosts/%2F/topics/messages", json={"topic": "a", "qos": 1})

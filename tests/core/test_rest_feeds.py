@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import contextlib
 import json
 from pathlib import Path
@@ -76,6 +77,29 @@ async def test_a_websocket_gets_the_same(tmp_path: Path) -> None:
             assert (await said(socket))[0] == "error"
         await socket.send_bytes(b"{}")
         assert (await said(socket))[0] == "error"
+
+
+@pytest.mark.parametrize("way", ["events", "socket"])
+@pytest.mark.parametrize("piece", [b'"\n<\xc3\xbc', b"\xff"])
+async def test_a_long_message_comes_whole_between_others(
+    tmp_path: Path, way: str, piece: bytes
+) -> None:
+    long = [piece * (size // len(piece)) for size in (250_000, 400_000)]
+    payloads = [b"before", long[0], b"between", long[1], b"behind"]
+    options = {"max_msg_size": 0} if way == "socket" else {}
+    async with serve(tmp_path) as site, getattr(site, way)(TOPICS, **options) as feed:
+        for number, payload in enumerate(payloads):
+            publish(site.broker.vhost("/"), f"k.{number}", payload)
+        async with asyncio.timeout(20):
+            for number, payload in enumerate(payloads):
+                if way == "socket":
+                    name, data = await said(feed)
+                else:
+                    name, _, data = await next_of(feed)
+                assert (name, data["key"]) == ("message", f"k.{number}")
+                assert base64.b64decode(data["payload_base64"]) == payload
+                is_text = piece != b"\xff" or len(payload) < 100
+                assert data["payload"] == (payload.decode() if is_text else None)
 
 
 @pytest.mark.parametrize("way", ["events", "socket"])

@@ -54,6 +54,8 @@ def test_a_line_names_the_longest_step_and_counts_messages(
     turns.end()
     turns.begin(clock[0])
     other.publish("k", exchange="x")
+    # As whoever publishes over HTTP does.
+    server.broker.http.messages_received += 2
     clock[0] += 0.01
     turns.did(other.connection)
     clock[0] += 0.12
@@ -62,7 +64,7 @@ def test_a_line_names_the_longest_step_and_counts_messages(
     (record,) = caplog.records
     assert record.levelname == "WARNING"
     assert record.message == (
-        "a turn took 130 ms: 1 messages came, 0 left, in 2 steps; the longest, 120 ms, was for"
+        "a turn took 130 ms: 3 messages came, 0 left, in 2 steps; the longest, 120 ms, was for"
         " 127.0.0.1:1 (mqtt, user 'root', client 'device')"
     )
 

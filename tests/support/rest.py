@@ -98,11 +98,14 @@ Event = tuple[str, str, Any]
 
 async def _events(answer: aiohttp.ClientResponse) -> AsyncIterator[Event]:
     """Name, identity and data of each; comments are passed over."""
-    while text := (await answer.content.readuntil(b"\n\n")).decode():
-        lines = [line.partition(": ") for line in text.splitlines() if line]
-        fields = {name: value for name, _, value in lines}
-        if "event" in fields:
-            yield fields["event"], fields.get("id", ""), json.loads(fields["data"])
+    unread = b""
+    async for data in answer.content.iter_any():
+        *texts, unread = (unread + data).split(b"\n\n")
+        for text in texts:
+            lines = [line.partition(": ") for line in text.decode().splitlines() if line]
+            fields = {name: value for name, _, value in lines}
+            if "event" in fields:
+                yield fields["event"], fields.get("id", ""), json.loads(fields["data"])
 
 
 def events_in(text: str) -> list[Any]:

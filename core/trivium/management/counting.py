@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def count_published(call: Call, result: int) -> None:
     """A message was published; ``result`` is what ``publish`` says of it. The client is told."""
-    metrics = call.state.http
+    metrics = call.broker.http
     metrics.messages_received += 1
     if result == UNROUTABLE:
         metrics.messages_unroutable += 1
@@ -26,7 +26,7 @@ def count_published(call: Call, result: int) -> None:
 
 def count_sent(call: Call, count: int) -> None:
     """So many messages were sent that nobody settles: live ones, and those of streams."""
-    call.state.http.messages_sent += count
+    call.broker.http.messages_sent += count
     for account in call.accounts:
         account.traffic.delivered_settled += count
 
@@ -50,7 +50,7 @@ def count_got(call: Call, entries: list[QueueEntry], is_settled: bool) -> None:
 
 
 def _count_entry(call: Call, entry: QueueEntry) -> None:
-    metrics = call.state.http
+    metrics = call.broker.http
     metrics.messages_sent += 1
     metrics.messages_redelivered += entry.is_redelivered
     for account in call.accounts:

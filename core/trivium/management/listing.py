@@ -14,7 +14,7 @@ from itertools import islice
 from typing import TYPE_CHECKING, Final, Generic, TypeVar
 
 from trivium.common.patterns import Pattern, PatternError
-from trivium.management.values import encode, encode_in_pieces
+from trivium.management.values import Later, encode, encode_in_pieces
 from trivium.observability.api import ApiAnswer, ApiRefused, refusal
 
 if TYPE_CHECKING:
@@ -363,7 +363,7 @@ def value_at(found: Mapping[str, object], path: str) -> object:
 
 def _rank(value: object) -> _Key:
     """A key by which values of all types can be sorted."""
-    if value is None:
+    if value is None or isinstance(value, Later):
         return (0, 0)
     if isinstance(value, int | float):
         return (1, value)

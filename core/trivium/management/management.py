@@ -30,7 +30,6 @@ from trivium.security.identity import ADMINISTRATOR, MANAGEMENT, MONITORING, POL
 from trivium.security.permissions import EVERY_VHOST
 
 if TYPE_CHECKING:
-    from trivium.observability.metrics import ProtocolMetrics
     from trivium.runtime.broker import Broker
 
 logger = logging.getLogger(__name__)
@@ -48,20 +47,18 @@ _NEEDED = (
 
 
 class Management:
-    """Those endpoints for one broker. ``call`` does some work as a turn of it, and what clients
-    publish and take counts in ``counted``."""
+    """Those endpoints for one broker. ``call`` does some work as a turn of it."""
 
     def __init__(
         self,
         broker: Broker,
         call: Callable[[Callable[[], None]], None],
         endpoints: Endpoints = ENDPOINTS,
-        counted: ProtocolMetrics | None = None,
     ) -> None:
         self._broker = broker
         self._call = call
         self._endpoints = endpoints
-        self._state = ManagementState(broker, counted)
+        self._state = ManagementState(broker)
 
     def place(self, method: str, path: tuple[str, ...]) -> ApiPlace:
         """Where a request leads. Raises ApiRefused where there is nothing."""

@@ -12,7 +12,6 @@ from trivium.management.orders import Orders
 from trivium.management.pacing import Waiting
 from trivium.management.sampling import Sampler
 from trivium.management.waits import Waits
-from trivium.observability.metrics import ProtocolMetrics
 
 if TYPE_CHECKING:
     from trivium.management.group_reading import PolledMember
@@ -30,9 +29,7 @@ class Attempts:
 class ManagementState:
     """What one broker's management counts by itself."""
 
-    def __init__(self, broker: Broker, http: ProtocolMetrics | None = None) -> None:
-        #: what clients of the HTTP listeners have counted
-        self.http = ProtocolMetrics() if http is None else http
+    def __init__(self, broker: Broker) -> None:
         #: by protocol, since the start or since they were forgotten
         self.attempts: dict[str, Attempts] = {}
         #: ``Broker.elapsed_ms`` when it began

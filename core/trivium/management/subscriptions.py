@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from itertools import chain
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.quotas import SUBSCRIPTIONS
@@ -15,7 +16,7 @@ from trivium.management.endpoints import BadRequest
 from trivium.management.leases import ACCEPT, REQUEUE
 from trivium.management.listing import Slices
 from trivium.management.stream_reading import MAX_READ_BYTES, Batches, end_of, messages_in
-from trivium.management.values import encode
+from trivium.management.values import encode, encode_in_pieces
 from trivium.observability.api import ApiRefused, FeedEvent, refusal
 from trivium.queues.consumers import Consumer
 from trivium.routing.exchanges import ACCEPTED, Binding, Destination, TopicExchange
@@ -45,6 +46,13 @@ MAX_ANSWERS: Final = 1000
 
 def _nothing() -> None:
     """Nobody waits yet."""
+
+
+def _message(shown: dict[str, object], identity: str = "") -> FeedEvent:
+    pieces = encode_in_pieces(shown)
+    first, second = next(pieces), next(pieces, None)
+    more = None if second is None else chain((second,), pieces)
+    return FeedEvent("message", first, identity, more)
 
 
 class Subscription:
@@ -234,9 +242,9 @@ class LiveSubscription(Subscription):
             self._bytes -= message.size
             size += message.size
             count_sent(self.call, 1)
-            yield FeedEvent("message", encode(self._view(message)))
+            yield _message(self._view(message))
         if self._lost and not self._waiting:
-            self.call.state.http.messages_dropped += self._lost
+            self.call.broker.http.messages_dropped += self._lost
             self.tell("lost", messages=self._lost)
             self._lost = 0
 
@@ -340,7 +348,7 @@ class QueueSubscription(Subscription):
             if token is None or token in self._leases:
                 size += entry.message.size
                 count_delivered(self.call, entry)
-                yield FeedEvent("message", encode(self._view(entry, token)))
+                yield _message(self._view(entry, token))
         if not self._waiting and not self._queue.is_deleted:
             self._queue.dispatch_later()
 
@@ -424,7 +432,7 @@ class StreamSubscription(Subscription):
             self._partition.records_read += 1
             count_sent(self.call, 1)
             # By its identity a browser goes on where it was.
-            yield FeedEvent("message", encode(self._view(at, message)), str(at))
+            yield _message(self._view(at, message), str(at))
 
     def _read(self) -> bool:
         """Read on; whether there is something. Else ``go_on`` is called once there is."""

@@ -12,8 +12,10 @@ from datetime import datetime
 from decimal import Decimal
 from typing import TYPE_CHECKING, Final, cast
 
+from trivium.common.pieces import Piece
 from trivium.common.values import HeaderValue
 from trivium.management.endpoints import BadRequest
+from trivium.messages.large import Content, LargePayload, content_parts, content_size
 
 if TYPE_CHECKING:
     from trivium.messages.message import Properties
@@ -36,37 +38,76 @@ TEXTS: Final = {
 PIECE_BYTES: Final = 192 * 1024
 
 
-class LongText:
-    """Text in an answer that is made of bytes piece by piece: they are UTF-8, or it is their
-    base64."""
-
-    def __init__(self, data: bytes, is_text: bool) -> None:
-        self._data = data
-        self._is_text = is_text
+class Later:
+    """A value in an answer that is made piece by piece."""
 
     def pieces(self) -> Iterator[bytes]:
-        """What stands between the quotes."""
-        data = memoryview(self._data)
-        decoder = codecs.getincrementaldecoder("utf-8")()
-        for at in range(0, len(data), PIECE_BYTES):
-            piece = data[at : at + PIECE_BYTES]
-            if self._is_text:
-                yield _encoder.encode(decoder.decode(piece))[1:-1].encode()
-            else:
-                yield base64.b64encode(piece)
-
-    def whole(self) -> str:
-        """All of it, in one turn."""
-        return self._data.decode() if self._is_text else base64.b64encode(self._data).decode()
+        """Its JSON; empty pieces while it is found out."""
+        raise NotImplementedError
 
 
-def _whole(value: object) -> str:
-    if isinstance(value, LongText):
-        return value.whole()
+class LongText(Later):
+    """A payload. Of what is no UTF-8 its base64 is shown ``or_base64``, else null; without
+    ``as_text`` it is base64 whatever it is."""
+
+    def __init__(self, content: Content, as_text: bool = True, or_base64: bool = False) -> None:
+        #: whether it is shown as text, once that is known
+        self.is_text = False
+        self._content = content
+        self._as_text = as_text
+        self._has_base64 = or_base64 or not as_text
+
+    def pieces(self) -> Iterator[bytes]:
+        # Views, by which nothing is copied.
+        runs = LargePayload(content_parts(self._content)).cut(PIECE_BYTES)
+        if self._as_text:
+            try:
+                for _ in _decoded(runs):
+                    yield b""
+                self.is_text = True
+            except UnicodeDecodeError:
+                if not self._has_base64:
+                    yield b"null"
+                    return
+        yield b'"'
+        if self.is_text:
+            for text in _decoded(runs):
+                yield _encoder.encode(text)[1:-1].encode()
+        else:
+            for run in runs:
+                yield base64.b64encode(b"".join(run))
+        yield b'"'
+
+
+def _decoded(runs: list[list[Piece]]) -> Iterator[str]:
+    """The texts of these in a row. Raises UnicodeDecodeError."""
+    decoder = codecs.getincrementaldecoder("utf-8")()
+    for run in runs:
+        yield decoder.decode(b"".join(run))
+    decoder.decode(b"", True)
+
+
+class Encoding(Later):
+    """How a payload that stands before is shown."""
+
+    def __init__(self, text: LongText) -> None:
+        self._text = text
+
+    def pieces(self) -> Iterator[bytes]:
+        yield b'"string"' if self._text.is_text else b'"base64"'
+
+
+class _IsLong(Exception):
+    """Something takes pieces."""
+
+
+def _unknown(value: object) -> str:
+    if isinstance(value, Later):
+        raise _IsLong
     raise TypeError(f"JSON has no {type(value).__name__}")
 
 
-_encoder: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_whole)
+_encoder: Final = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=_unknown)
 #: What stands for a long text meanwhile. It is drawn, so that nobody has it as a text.
 _MARK: Final = os.urandom(16).hex()
 
@@ -77,34 +118,57 @@ def encode(value: object) -> bytes:
 
 
 def encode_in_pieces(value: object) -> Iterator[bytes]:
-    """``encode``, with the pieces of long texts one by one."""
-    texts: list[LongText] = []
+    """``encode``, with the pieces of what is long one by one."""
+    try:
+        text = encode(value)
+    except _IsLong:
+        yield from _long_pieces(value)
+    else:
+        yield text
+
+
+def _long_pieces(value: object) -> Iterator[bytes]:
+    found: list[Later] = []
 
     def mark(each: object) -> str:
-        if not isinstance(each, LongText):
-            return _whole(each)
-        texts.append(each)
+        if not isinstance(each, Later):
+            return _unknown(each)
+        found.append(each)
         return _MARK
 
     encoder = json.JSONEncoder(separators=(",", ":"), allow_nan=False, default=mark)
-    between = encoder.encode(value).encode().split(_MARK.encode())
+    between = encoder.encode(value).encode().split(b'"%s"' % _MARK.encode())
     yield between[0]
-    for text, behind in zip(texts, between[1:], strict=True):
-        yield from text.pieces()
+    for each, behind in zip(found, between[1:], strict=True):
+        yield from each.pieces()
         yield behind
 
 
-def text_or_base64(data: bytes) -> tuple[str | None, str]:
-    """Bytes as text, None where they are none, and in base64. Long ones are LongText: whoever sends
-    them does so by ``encode_in_pieces``."""
+def text_or_base64(content: Content) -> tuple[str | None, str]:
+    """A payload as text, None where it is none, and in base64. Long ones are LongText: whoever
+    sends them does so by ``encode_in_pieces``."""
+    if content_size(content) > PIECE_BYTES:
+        return cast("str", LongText(content)), cast("str", LongText(content, as_text=False))
+    data = b"".join(content_parts(content))
     try:
         text = data.decode()
     except UnicodeDecodeError:
         text = None
-    if len(data) <= PIECE_BYTES:
-        return text, base64.b64encode(data).decode()
-    shown_text = None if text is None else cast("str", LongText(data, True))
-    return shown_text, cast("str", LongText(data, False))
+    return text, base64.b64encode(data).decode()
+
+
+def beginning(content: Content, most: int) -> Content:
+    """So many bytes of a payload at most."""
+    if content_size(content) <= most:
+        return content
+    left = max(most, 0)
+    parts: list[Piece] = []
+    for part in content_parts(content):
+        if not left:
+            break
+        parts.append(memoryview(part)[:left])
+        left -= len(parts[-1])
+    return LargePayload(parts)
 
 
 def texts_in(properties: Properties) -> dict[str, object]:

@@ -62,11 +62,16 @@ class ApiRequest:
 
 @dataclass(frozen=True, slots=True)
 class FeedEvent:
-    """One of a feed. ``data`` is JSON in one line, ``identity`` a word by which it goes on."""
+    """One of a feed. ``data`` is JSON in one line, ``identity`` a word by which it goes on.
+
+    What is long has ``more`` pieces of that line behind ``data``. Each takes a moment to make, and
+    may be empty: the rest is for after others were served.
+    """
 
     name: str
     data: bytes
     identity: str = ""
+    more: Iterator[bytes] | None = None
 
 
 class Feed(Protocol):

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from aiohttp import WSMsgType, hdrs, web
@@ -16,6 +16,13 @@ from trivium.observability.browsers import is_own_origin
 if TYPE_CHECKING:
     from trivium.observability.api import Feed, FeedEvent
     from trivium.observability.http import HttpConnection
+
+#: what says that the connection is there
+_COMMENT: Final = b":\n\n"
+#: opcodes of frames, and the bit of the last of a message (RFC 6455, 5.2)
+_CONTINUATION: Final = 0x0
+_TEXT: Final = 0x1
+_LAST: Final = 0x80
 
 #: seconds in which a client takes what it is sent
 SEND_SECONDS: Final = 30.0
@@ -101,24 +108,31 @@ async def _as_events(
 ) -> web.StreamResponse:
     response = web.StreamResponse(headers=headers)
     response.content_type = "text/event-stream"
+    sent_at = 0.0
+
+    async def send(text: bytes) -> None:
+        nonlocal sent_at
+        if text:
+            sent_at = time.monotonic()
+            async with asyncio.timeout(SEND_SECONDS):
+                await response.write(text)
+            has_sent(request, len(text))
+        # To write waits only where the client is behind.
+        await asyncio.sleep(0)
+
     with contextlib.suppress(ConnectionError):
         await response.prepare(request)
-        # A browser takes it as open from the first byte on.
-        text = b":\n\n"
-        sent_at = 0.0
         try:
+            # A browser takes it as open from the first byte on.
+            await send(_COMMENT)
             while request.transport is not None:
-                if text or time.monotonic() - sent_at >= SILENT_SECONDS:
-                    sent_at = time.monotonic()
-                    async with asyncio.timeout(SEND_SECONDS):
-                        await response.write(text or b":\n\n")
-                    has_sent(request, len(text) or 3)
-                    # To write waits only where the client is behind.
-                    await asyncio.sleep(0)
                 events = await pump.next()
                 if events is None:
                     break
-                text = b"".join(map(_text, events))
+                if not events and time.monotonic() - sent_at >= SILENT_SECONDS:
+                    await send(_COMMENT)
+                for text in _texts(events):
+                    await send(text)
             if request.transport is not None:
                 await response.write_eof()
         except TimeoutError:
@@ -127,10 +141,20 @@ async def _as_events(
     return response
 
 
-def _text(event: FeedEvent) -> bytes:
-    """An event as HTML's standard has it (9.2.5): its JSON is one line."""
-    identity = b"id: %s\n" % event.identity.encode() if event.identity else b""
-    return b"event: %s\n%sdata: %s\n\n" % (event.name.encode(), identity, event.data)
+def _texts(events: list[FeedEvent]) -> Iterator[bytes]:
+    """Events as HTML's standard has them (9.2.5): the JSON of each is one line. Long ones are in
+    pieces."""
+    parts: list[bytes] = []
+    for event in events:
+        identity = b"id: %s\n" % event.identity.encode() if event.identity else b""
+        parts.append(b"event: %s\n%sdata: %s" % (event.name.encode(), identity, event.data))
+        for piece in event.more or ():
+            parts.append(piece)
+            yield b"".join(parts)
+            parts.clear()
+        parts.append(b"\n\n")
+    if parts:
+        yield b"".join(parts)
 
 
 async def _by_websocket(
@@ -163,14 +187,45 @@ async def _by_websocket(
 
 async def _send(request: web.Request, socket: web.WebSocketResponse, pump: _Pump) -> None:
     while (events := await pump.next()) is not None:
-        async with asyncio.timeout(SEND_SECONDS):
-            for event in events:
-                identity = f'"id":"{event.identity}",' if event.identity else ""
-                head = f'{{"event":"{event.name}",{identity}"data":'
-                await socket.send_str(f"{head}{event.data.decode()}}}")
-                size = len(head.encode()) + len(event.data) + 1
-                has_sent(request, size + _frame_head(size))
+        for event in events:
+            identity = f'"id":"{event.identity}",' if event.identity else ""
+            text = b'{"event":"%s",%s"data":%s' % (
+                event.name.encode(),
+                identity.encode(),
+                event.data,
+            )
+            if event.more is None:
+                async with asyncio.timeout(SEND_SECONDS):
+                    await socket.send_str(text.decode() + "}")
+                has_sent(request, len(text) + 1 + _frame_head(len(text) + 1))
+            else:
+                await _send_long(request, text, event.more)
         await asyncio.sleep(0)
+
+
+async def _send_long(request: web.Request, text: bytes, more: Iterator[bytes]) -> None:
+    """A message of a WebSocket in fragments (RFC 6455, 5.4): what it begins with, then more."""
+    opcode = _TEXT
+    for piece in more:
+        if piece:
+            await _send_fragment(request, opcode, text)
+            opcode, text = _CONTINUATION, piece
+        # To write waits only where the client is behind.
+        await asyncio.sleep(0)
+    await _send_fragment(request, _LAST | opcode, text + b"}")
+
+
+async def _send_fragment(request: web.Request, first: int, text: bytes) -> None:
+    size = len(text)
+    if size <= 125:
+        head = bytes((first, size))
+    elif size <= 0xFFFF:
+        head = bytes((first, 126)) + size.to_bytes(2, "big")
+    else:
+        head = bytes((first, 127)) + size.to_bytes(8, "big")
+    async with asyncio.timeout(SEND_SECONDS):
+        await cast("HttpConnection", request.protocol).send(head + text)
+    has_sent(request, len(head) + size)
 
 
 def _frame_head(size: int) -> int:

@@ -958,6 +958,13 @@ class HttpConnection(web.RequestHandler):
         self.counted.bytes_sent += count
         self.told += count
 
+    async def send(self, data: bytes) -> None:
+        """Send bytes of a WebSocket's frames, once there is room. Raises ConnectionError."""
+        await self._drain_helper()
+        if self.transport is None or self.transport.is_closing():
+            raise ConnectionResetError
+        self.transport.write(data)
+
     def connection_lost(self, exc: BaseException | None) -> None:
         if self._is_open:
             self._is_open = False

@@ -22,6 +22,7 @@ from trivium.host import Host
 from trivium.messages.delivery import delivery_mode
 from trivium.messages.message import PROTOCOL_NEUTRAL, register_codec
 from trivium.messages.neutral import NeutralCodec
+from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.dead_letters import DeadLetters
 from trivium.runtime import user_deletion
 from trivium.runtime.adapter import Adapter, Connection, told_of
@@ -140,6 +141,8 @@ class Broker(Host):
         self.authentication.users.adding = self.logins.user_added
         self.virtual_hosts = VirtualHosts(self)
         self.adapters: dict[str, Adapter] = {}
+        #: what clients of the HTTP API have counted, as adapters do for theirs
+        self.http = ProtocolMetrics()
         #: live connections, for limits, alarms and shutdown
         self.connections: set[Connection] = set()
         self.listeners: dict[str, str] = {}
@@ -149,8 +152,6 @@ class Broker(Host):
         self.alarms = Alarms(0, 0)
         #: why publishers are paused: None they are not, empty for a moment only
         self.block_reason: str | None = None
-        #: times that they were paused for a moment
-        self.brief_pauses = 0
         #: holds publishers back for moments while live subscribers read
         self.pacing = Pacing(self)
         self._is_behind = False
@@ -306,7 +307,7 @@ class Broker(Host):
         due_at = self.next_at()
         if due_at:
             self.driver.wake_at(due_at)
-        received = 0
+        received = self.http.messages_received
         for adapter in self.adapters.values():
             received += adapter.metrics.messages_received
         self.timings.end_turn(self.storage, received)
@@ -393,7 +394,7 @@ class Broker(Host):
         if is_behind != self._is_behind:
             self._is_behind = is_behind
             if is_behind:
-                self.brief_pauses += 1
+                self.pacing.brief_pauses += 1
             self._tell_publishers()
 
     def _tell_publishers(self) -> None:

@@ -15,7 +15,6 @@ from typing import TYPE_CHECKING, Final
 from trivium.observability.metrics import (
     Metric,
     Objects,
-    ProtocolMetrics,
     Room,
     Sample,
     render,
@@ -39,11 +38,8 @@ _YES: Final = ("true", "1")
 _NO: Final = ("false", "0")
 
 
-def metrics(
-    broker: Broker, path: str, query: list[tuple[str, str]], http: ProtocolMetrics | None = None
-) -> Iterator[str]:
-    """The metrics that a path and its query ask for, with what the HTTP listeners have counted.
-    Raises ValueError, at once."""
+def metrics(broker: Broker, path: str, query: list[tuple[str, str]]) -> Iterator[str]:
+    """The metrics that a path and its query ask for. Raises ValueError, at once."""
     config = broker.config.metrics
     families: list[str] = []
     names: list[str] = []
@@ -63,16 +59,13 @@ def metrics(
             raise ValueError(f"there is no parameter {name!r} here")
     if is_per_object:
         families = list(FAMILIES)
-    own = {} if http is None else {"http": http}
-    return _pieces(broker, None if path == _DETAILED else own, families, names)
+    return _pieces(broker, path != _DETAILED, families, names)
 
 
-def _pieces(
-    broker: Broker, own: dict[str, ProtocolMetrics] | None, families: list[str], names: list[str]
-) -> Iterator[str]:
-    if own is not None:
+def _pieces(broker: Broker, is_whole: bool, families: list[str], names: list[str]) -> Iterator[str]:
+    if is_whole:
         protocols = {name: adapter.metrics for name, adapter in broker.adapters.items()}
-        yield from render({**protocols, **own}, _samples(broker))
+        yield from render({**protocols, "http": broker.http}, _samples(broker))
     vhosts = [vhost for name, vhost in broker.vhosts.items() if not names or name in names]
     room = Room(broker.config.metrics.max_series)
     wanted = [FAMILIES[name] for name in dict.fromkeys(families)]

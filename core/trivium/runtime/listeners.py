@@ -16,7 +16,6 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trivium.errors import ConfigError, TriviumError
 from trivium.listen import ControlListener, ListenerConfig, join_address
-from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import Adapter, Listener, WebSocketTerms
 from trivium.runtime.certificates import Certificates
 from trivium.runtime.sockets import SocketDriver
@@ -77,8 +76,6 @@ class Listeners:
         self._http: list[HttpServer] = []
         self._certificates: list[Certificates] = []
         self._api: Api | None = None
-        #: what clients of HTTP listeners have counted, as adapters do for theirs
-        self._counted = ProtocolMetrics()
         # Unix sockets: where they are, and which files.
         self._paths: list[tuple[str, int]] = []
         self._ticks = 0
@@ -248,7 +245,7 @@ class Listeners:
 
         server = self._server
         broker = self._broker
-        counted = self._counted
+        counted = broker.http
         certificates = self._certificates_of(config, HTTP_ALPN)
         listener = Listener(config)
         sessions, files = self._pages(config)
@@ -257,7 +254,7 @@ class Listeners:
             broker.authenticator,
             broker.permissions,
             broker.unready,
-            Metrics(PATHS, lambda path, query: metrics(broker, path, query, counted), counted),
+            Metrics(PATHS, lambda path, query: metrics(broker, path, query), counted),
             config,
             broker.config.limits.handshake_seconds,
             {
@@ -285,9 +282,7 @@ class Listeners:
     def _management(self) -> Api:
         """What answers the HTTP API, the same on all listeners."""
         if self._api is None:
-            made: Api = import_module(MANAGEMENT).Management(
-                self._broker, self._server.driver.call, counted=self._counted
-            )
+            made: Api = import_module(MANAGEMENT).Management(self._broker, self._server.driver.call)
             self._api = made
         return self._api
 

@@ -87,6 +87,8 @@ class Pacing:
         self.reached: list[Slowdown] = []
         #: times that a publisher waited
         self.waits = 0
+        #: times that all publishers were paused for a moment
+        self.brief_pauses = 0
         self._broker = broker
         self._limit = broker.config.limits.live_burst_bytes
 

@@ -290,7 +290,7 @@ def _pauses(broker: Broker) -> list[Sample]:
             "storage_pauses_total",
             "counter",
             "Times that publishers waited for the disk",
-            broker.brief_pauses,
+            broker.pacing.brief_pauses,
         ),
         Sample(
             "publisher_waits_total",

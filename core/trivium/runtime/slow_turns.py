@@ -79,7 +79,8 @@ class SlowTurns:
     def __init__(self, broker: Broker, limit: float) -> None:
         self._broker = broker
         # Each turn looks at them.
-        self._metrics: Final = [adapter.metrics for adapter in broker.adapters.values()]
+        adapters = broker.adapters.values()
+        self._metrics: Final = [broker.http, *[adapter.metrics for adapter in adapters]]
         self._limit = limit
         self._began = self._last = time.monotonic()
         self._steps: i64 = 0

@@ -16,7 +16,11 @@ from trivium.management.listing import Listing
 from trivium.management.pacing import must_wait
 from trivium.management.publishing import publish
 from trivium.management.values import (
+    PIECE_BYTES,
     TEXTS,
+    Encoding,
+    LongText,
+    beginning,
     number_of,
     shown,
     table_of,
@@ -24,6 +28,7 @@ from trivium.management.values import (
     text_or_base64,
     texts_in,
 )
+from trivium.messages.large import Content, content_size
 from trivium.messages.message import AT_LEAST_ONCE, AT_MOST_ONCE, Properties
 from trivium.observability.api import ApiAnswer
 from trivium.queues.polling import Taking, give_back
@@ -195,10 +200,9 @@ class _Taken:
     def shown(self, encoding: str, most: int) -> dict[str, object]:
         """What is shown of it, with so many bytes of its payload."""
         message = self.message
-        payload = message.payload
-        text, payload_encoding = _encoded(payload[:most], encoding)
+        text, payload_encoding = _encoded(beginning(message.content, most), encoding)
         return {
-            "payload_bytes": len(payload),
+            "payload_bytes": message.size,
             "redelivered": self.redelivered,
             "exchange": message.address.exchange,
             "routing_key": message.address.key.decode(errors="replace"),
@@ -209,7 +213,10 @@ class _Taken:
         }
 
 
-def _encoded(payload: bytes, encoding: str) -> tuple[str, str]:
+def _encoded(payload: Content, encoding: str) -> tuple[object, object]:
+    if encoding == "auto" and content_size(payload) > PIECE_BYTES:
+        long = LongText(payload, or_base64=True)
+        return long, Encoding(long)
     text, encoded = text_or_base64(payload)
     return (encoded, "base64") if text is None or encoding == "base64" else (text, "string")
 

@@ -193,7 +193,7 @@ def connection(view: ConnectionView, source: Connection, stats: Stats) -> dict[s
         "port": view.port,
         "listener": view.listener,
         "ssl": view.has_tls,
-        **_tls(source),
+        **_tls(source, about.mechanism != ""),
         "connected_at": view.connected_ms,
         "channels": about.channels,
         "channel_max": about.max_channels,
@@ -210,9 +210,12 @@ def connection(view: ConnectionView, source: Connection, stats: Stats) -> dict[s
     return found
 
 
-def _tls(source: Connection) -> dict[str, object]:
-    """TLS of a connection; nulls where it has none."""
+def _tls(source: Connection, has_mechanism: bool) -> dict[str, object]:
+    """TLS of a connection. Where it has none these are nulls for AMQP, which has mechanisms, and
+    are not there for others, as in RabbitMQ: the tables of its tool in Python cannot show nulls."""
     found = views.view_tls(source)
+    if found is None and not has_mechanism:
+        return {}
     return {
         "ssl_protocol": found and found.protocol,
         "ssl_cipher": found and found.cipher,

@@ -13,7 +13,8 @@ from trivium.management.endpoints import CLIENTS, ENTERED
 from trivium.management.rest.gateway import headers_of, in_parts, properties_of
 from trivium.management.rest.operations import Parameter, asked, operation
 from trivium.management.rest.schema import About, Count, Name, Table, Time, shown_model
-from trivium.management.values import encode, text_or_base64
+from trivium.management.values import beginning, encode, text_or_base64
+from trivium.messages.large import content_parts, content_size
 from trivium.observability.api import ApiAnswer
 from trivium.queues.browsing import Browse, Seen
 from trivium.security.permissions import READ
@@ -125,14 +126,13 @@ def _show(
 
 def _view(seen: Seen, most: int) -> SeenMessage:
     message = seen.message
-    payload = message.payload
-    part = payload[:most]
-    is_cut = len(part) < len(payload)
+    part = beginning(message.content, most)
+    is_cut = content_size(part) < message.size
     text, encoded = text_or_base64(part)
-    if text is None and is_cut:
+    if is_cut:
         # A character that is cut in two is left out.
         with contextlib.suppress(UnicodeDecodeError):
-            text, _ = text_or_base64(_whole_characters(part))
+            text, _ = text_or_base64(_whole_characters(b"".join(content_parts(part))))
     properties = message.properties()
     return SeenMessage(
         number=seen.number,

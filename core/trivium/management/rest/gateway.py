@@ -483,7 +483,7 @@ def queued(entry: QueueEntry, token: str | None) -> QueuedMessage:
 def _fields_of(message: Message) -> dict[str, Any]:
     """Those of ``Shown``."""
     properties = message.properties()
-    text, encoded = text_or_base64(message.payload)
+    text, encoded = text_or_base64(message.content)
     return {
         "exchange": message.address.exchange,
         "key": message.address.key.decode(errors="replace"),

@@ -86,7 +86,7 @@ def exchange(call: Call) -> ApiAnswer:
 
 def _live(message: Message) -> dict[str, object]:
     properties = message.properties()
-    text, encoded = text_or_base64(message.payload)
+    text, encoded = text_or_base64(message.content)
     found = LiveMessage(
         message.address.exchange,
         message.address.key.decode(errors="replace"),

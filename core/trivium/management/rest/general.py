@@ -243,7 +243,7 @@ def overview_of(call: Call) -> Generator[bytes, None, Overview]:
         yield b""
     own = None if call.watches else call.identity.name
     metrics = {name: adapter.metrics for name, adapter in broker.adapters.items()}
-    metrics["http"] = call.state.http
+    metrics["http"] = broker.http
     return Overview(
         version=__version__,
         state="running" if broker.block_reason is None else "blocked",
@@ -348,7 +348,7 @@ def storage(call: Call) -> ApiAnswer:
         write_batch=kept.write_batch,
         durable_write_batch=kept.durable,
         pending_bytes=kept.pending_bytes,
-        pauses=broker.brief_pauses,
+        pauses=broker.pacing.brief_pauses,
         free_bytes=broker.driver.free_disk(),
         logs=len(kept.log_names()),
         disk=None if figures is None else _disk(figures),

@@ -27,7 +27,7 @@ from typing import (
 
 from trivium.management.endpoints import BadRequest
 from trivium.management.listing import value_at
-from trivium.management.values import MAX_DEPTH, LongText, check_value, checked
+from trivium.management.values import MAX_DEPTH, Later, check_value, checked
 
 #: Where schemas of models stand in the document.
 SCHEMAS: Final = "#/components/schemas/"
@@ -110,7 +110,7 @@ def shown_value(value: object, path: str) -> object:
 
 
 def _shown(value: object) -> object:
-    if value is None or isinstance(value, str | int | float | LongText):
+    if value is None or isinstance(value, str | int | float | Later):
         return value
     if isinstance(value, list):
         return [_shown(item) for item in value]
