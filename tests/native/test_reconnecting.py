@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -12,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.support.live import TIMEOUT, FakeBroker, running
+from trivium.config import Config, Listen, StorageConfig
+from trivium.runtime.broker import Broker
 from trivium.streams.joining import SMALL_RECORDS
 from trivium_native import connect, errors
 from trivium_native.client import Client, operations
@@ -465,6 +468,51 @@ async def test_the_blocking_client_gives_up_after_its_time_out() -> None:
         await working
 
 
+@pytest.mark.parametrize("is_blocking", [False, True])
+async def test_the_first_connection_is_tried_again_for_a_while(is_blocking: bool) -> None:
+    attempts = asyncio.Semaphore(0)
+
+    def hang_up(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        attempts.release()
+        writer.close()
+
+    async def work(url: str) -> None:
+        async with connect(url, retry=math.inf, reconnect=AT_ONCE) as client:
+            await client.metadata()
+
+    def work_blocking(url: str) -> None:
+        with connect_sync(url, retry=math.inf, reconnect=AT_ONCE) as client:
+            client.metadata()
+
+    async with asyncio.timeout(TIMEOUT):
+        async with await asyncio.start_server(hang_up, "127.0.0.1", 0) as server:
+            port = server.sockets[0].getsockname()[1]
+            url = f"trivium://127.0.0.1:{port}"
+            done = asyncio.to_thread(work_blocking, url) if is_blocking else work(url)
+            working = asyncio.create_task(done)
+            for _ in range(2):
+                await attempts.acquire()
+        config = Config(listen={"native": Listen(port)}, storage=StorageConfig(mode="memory"))
+        async with Broker(config):
+            await working
+
+
+async def test_without_an_answer_the_first_connection_is_given_up(unused_tcp_port: int) -> None:
+    url = f"trivium://127.0.0.1:{unused_tcp_port}"
+    for retry in (0.0, 0.02):
+        with pytest.raises(errors.ConnectionFailed):
+            await connect(url, retry=retry, reconnect=AT_ONCE)
+        with pytest.raises(errors.ConnectionFailed):
+            await asyncio.to_thread(connect_sync, url, retry=retry, reconnect=AT_ONCE)
+
+
+async def test_what_cannot_pass_is_not_tried_again(url: str) -> None:
+    with pytest.raises(errors.NotFound):
+        await connect(url + "/none", retry=math.inf)
+    with pytest.raises(errors.NotFound):
+        await asyncio.to_thread(connect_sync, url + "/none", retry=math.inf)
+
+
 async def test_a_broker_that_talks_nonsense_is_not_asked_again() -> None:
     async with FakeBroker(b"HTTP/1.1 400 Bad Request\r\n\r\n") as fake:
         with pytest.raises(errors.RemoteProtocolError):
@@ -475,3 +523,5 @@ def test_what_does_not_say_how_to_connect_again_is_refused() -> None:
     for make in (connect, connect_sync):
         with pytest.raises(ValueError, match="reconnect"):
             make("trivium://localhost", reconnect=5)  # type: ignore[arg-type]
+        with pytest.raises(ValueError, match="retry"):
+            make("trivium://localhost", retry=math.nan)

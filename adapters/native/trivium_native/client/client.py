@@ -97,6 +97,7 @@ def connect(
     heartbeat: int = DEFAULT_HEARTBEAT,
     window: int = DEFAULT_IN_FLIGHT,
     timeout: float = CONNECT_TIMEOUT,
+    retry: float = 0.0,
     reconnect: Reconnect | bool = True,
     on_connected: Callable[[Target], None] | None = None,
     on_disconnected: Callable[[NativeError], None] | None = None,
@@ -106,7 +107,8 @@ def connect(
     The latter is closed by ``await client.close()``. ``heartbeat`` is in seconds, 0 for none.
     ``window`` is how many publish requests may be in flight, that is without their confirmation.
     ``tls`` says how ``triviums://`` is spoken. ``username`` and ``password`` are instead of those
-    of the URL; a password without a user is a token or an API key. ``timeout`` is for connecting.
+    of the URL; a password without a user is a token or an API key. ``timeout`` is for connecting,
+    which is tried again for ``retry`` seconds where no broker answers: no attempt begins later.
 
     A connection that is lost is made again, unless ``reconnect`` is False, at the hosts of the URL
     in their order. ``on_connected`` is called with the one that answered, now and each time;
@@ -115,7 +117,7 @@ def connect(
     Raises ValueError for a bad URL, a ``window`` below 1, or files of ``tls`` that cannot be used,
     ConnectionFailed, AuthenticationFailed, NotFound (vhost), TimedOut.
     """
-    persistence = Persistence.of(reconnect, on_connected, on_disconnected)
+    persistence = Persistence.of(reconnect, on_connected, on_disconnected, retry)
 
     async def open_connection() -> ClientConnection:
         target = make_target(url, tls, username, password)

@@ -106,11 +106,24 @@ class LastingConnection(ClientConnection):
     # Life
 
     async def open(self, target: Target) -> None:
-        await self._open_any()
+        await self._open_first()
         self._was_open = True
         self._can_ask_again.open()
         self.can_write.open()
         self._persistence.connected(self.place)
+
+    async def _open_first(self) -> None:
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self._persistence.retry
+        for wait in self._persistence.first_waits():
+            try:
+                await self._open_any()
+                return
+            except NativeError as error:
+                left = end - loop.time()
+                if left <= 0 or not may_pass(error):
+                    raise
+            await asyncio.sleep(min(wait, left))
 
     async def _open_any(self) -> None:
         """Connect to the first of the places where a broker answers. Raises as the last one.

@@ -56,6 +56,8 @@ class Persistence:
     policy: Reconnect | None
     on_connected: Callable[[Target], None] | None = None
     on_disconnected: Callable[[NativeError], None] | None = None
+    #: seconds for which the first connection is tried again
+    retry: float = 0.0
 
     @classmethod
     def of(
@@ -63,15 +65,24 @@ class Persistence:
         reconnect: Reconnect | bool,
         on_connected: Callable[[Target], None] | None,
         on_disconnected: Callable[[NativeError], None] | None,
+        retry: float,
     ) -> Persistence:
-        """What ``connect`` is given. Raises ValueError for something else as ``reconnect``."""
+        """What ``connect`` is given. Raises ValueError for something else as ``reconnect``, and for
+        a ``retry`` that is no time.
+        """
+        if not retry >= 0:
+            raise ValueError("retry is not a number of seconds")
         if isinstance(reconnect, bool):
             policy = Reconnect() if reconnect else None
         elif isinstance(reconnect, Reconnect):
             policy = reconnect
         else:
             raise ValueError("reconnect is neither a Reconnect nor True or False")
-        return cls(policy, on_connected, on_disconnected)
+        return cls(policy, on_connected, on_disconnected, retry)
+
+    def first_waits(self) -> Iterator[float]:
+        """How long to wait before each further attempt at the first connection."""
+        return (self.policy or Reconnect()).waits()
 
     def connected(self, place: Target) -> None:
         """There is a connection."""

@@ -69,19 +69,21 @@ def connect(
     timeout: float = DEFAULT_TIMEOUT,
     name: str = "",
     heartbeat: int = DEFAULT_HEARTBEAT,
+    retry: float = 0.0,
     reconnect: Reconnect | bool = True,
     on_connected: Callable[[Target], None] | None = None,
     on_disconnected: Callable[[NativeError], None] | None = None,
 ) -> SyncClient:
     """Connect and authenticate, with TLS, credentials and reconnecting as the client for asyncio.
 
-    ``timeout`` is in seconds: for connecting, for each answer, and for connecting again.
-    ``heartbeat``, in seconds, is for the connection of subscriptions.
+    ``timeout`` is in seconds: for connecting, for each answer, and for connecting again. The first
+    connection is tried again for ``retry`` seconds where no broker answers. ``heartbeat``, in
+    seconds, is for the connection of subscriptions.
 
     Raises ValueError for a bad URL or files of ``tls`` that cannot be used, ConnectionFailed,
     AuthenticationFailed, NotFound (vhost).
     """
-    persistence = Persistence.of(reconnect, on_connected, on_disconnected)
+    persistence = Persistence.of(reconnect, on_connected, on_disconnected, retry)
     target = make_target(url, tls, username, password)
     return SyncClient(target, timeout, name, heartbeat, persistence)
 
@@ -143,7 +145,19 @@ class SyncClient(Streaming):
         self._protocol: ClientProtocol
         #: what it speaks through
         self.socket: socket.socket
-        self._connect(timeout)
+        self._connect_first()
+
+    def _connect_first(self) -> None:
+        end = time.monotonic() + self._persistence.retry
+        for wait in self._persistence.first_waits():
+            try:
+                self._connect(self._timeout)
+                return
+            except NativeError as error:
+                left = end - time.monotonic()
+                if left <= 0 or not may_pass(error):
+                    raise
+            time.sleep(min(wait, left))
 
     def _connect(self, limit: float) -> None:
         """Connect to the first of the places where a broker answers. Raises as the last one.
