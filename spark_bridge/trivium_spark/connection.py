@@ -423,10 +423,13 @@ class ReconnectingConnection:
             raise _not_taken("staged", target, error) from error
         return count
 
-    def commit_parts(self, producer: str, number: int, parts: Sequence[Part]) -> None:
+    def commit_parts(
+        self, producer: str, number: int, parts: Sequence[Part], target: str = ""
+    ) -> None:
         """Commit the parts of a transaction, unless one of that number was committed before.
 
         Returns when the broker has published all of it. Whoever had the producer open is fenced.
+        ``target`` and what is raised are as with ``publish``: the parts stay committed then.
         """
         try:
             opened = self._repeat(lambda client: client.open_producer(producer, transactional=True))
@@ -442,7 +445,7 @@ class ReconnectingConnection:
                 "another run of this query has taken over, this one must not write"
             ) from error
         except NativeError as error:
-            raise TriviumSparkError(f"messages were not published: {error.text}") from error
+            raise _not_taken("published", target, error) from error
 
     def discard_parts(self, producer: str, parts: Sequence[Part]) -> None:
         """Forget parts, if that is possible: the broker forgets by itself what is left."""
@@ -610,8 +613,7 @@ def _not_taken(what: str, target: str, error: NativeError) -> TriviumSparkError:
     if isinstance(error, Unroutable) and target:
         return OptionError(f"{target} does not exist")
     if isinstance(error, NotFound):
-        found = error.text.replace("no exchange", "exchange", 1)
-        return OptionError(f"{found} does not exist")
+        return OptionError(f"{error.text.removeprefix('no ')} does not exist")
     return TriviumSparkError(f"messages were not {what}: {error.text}")
 
 

@@ -215,6 +215,13 @@ class WriteOptions:
     retry_timeout: float
     transaction: tuple[str, int] | None = None
 
+    @property
+    def target(self) -> str:
+        """What all rows go to, such as ``queue 'q'``; "" where that is an exchange."""
+        if self.stream is not None:
+            return f"stream {self.stream!r}"
+        return "" if self.queue is None else f"queue {self.queue!r}"
+
 
 def parse_read_options(options: Mapping[str, str], is_streaming: bool) -> ReadOptions:
     """Options for ``readStream`` or ``read``. Raises OptionError."""

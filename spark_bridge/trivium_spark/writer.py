@@ -108,19 +108,13 @@ class RowPublisher:
     def __init__(self, options: WriteOptions, schema: StructType) -> None:
         self._options = options
         self._framer = RowFramer(options, schema)
-        # What all rows go to, where that is no exchange.
-        self._target = ""
-        if options.stream is not None:
-            self._target = f"stream {options.stream!r}"
-        elif options.queue is not None:
-            self._target = f"queue {options.queue!r}"
 
     def publish(self, batches: Iterator[pa.RecordBatch]) -> Published:
         """Publish all rows; returns when the broker has acknowledged the last of them."""
         spare_collections()
         with self._connection() as connection:
             requests = self._framer.requests(batches, connection.partitions)
-            return Published(connection.publish(requests, self._target))
+            return Published(connection.publish(requests, self._options.target))
 
     def stage(self, batches: Iterator[pa.RecordBatch], place: Place) -> Staged | Published:
         """Stage all rows as a part of this attempt's own.
@@ -133,7 +127,7 @@ class RowPublisher:
         producer = place.producer
         with self._connection() as connection:
             requests = self._framer.requests(batches, connection.partitions)
-            count = connection.stage(producer, place.number, name, requests, self._target)
+            count = connection.stage(producer, place.number, name, requests, self._options.target)
         if count is None:
             return Staged(producer, place.number, None)
         return Staged(producer, place.number, Part(name, count)) if count else Published(0)
@@ -203,7 +197,8 @@ def _commit(options: WriteOptions, messages: Messages) -> bool:
     if not staged:
         return False
     with ReconnectingConnection(options.access, options.retry_timeout) as connection:
-        connection.commit_parts(staged[0].producer, staged[0].number, _parts(staged))
+        first = staged[0]
+        connection.commit_parts(first.producer, first.number, _parts(staged), options.target)
     return True
 
 

@@ -90,8 +90,34 @@ class Program:
         self._seen.clear()
 
 
-class Query(Program):
-    """``tests.kills.query``: a driver (Python and a JVM), executors and their Python workers."""
+class Driver(Program):
+    """A driver of Spark: Python and a JVM, and what these have started."""
+
+    def __init__(self, folder: Path, module: str, *arguments: str) -> None:
+        super().__init__(folder, module, *arguments)
+        self.environment |= {
+            "SPARK_LOCAL_IP": "127.0.0.1",
+            "PYSPARK_PYTHON": sys.executable,
+            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
+        }
+
+    @property
+    def is_running(self) -> bool:
+        """Whether it has not ended."""
+        return self.process is not None and self.process.poll() is None
+
+    def kill(self) -> None:
+        """The driver, both its processes; all others have to see by themselves that it is gone."""
+        assert self.process is not None
+        for each in self.processes():
+            with suppress(psutil.NoSuchProcess):
+                if each.ppid() == self.process.pid:
+                    each.kill()
+        super().kill()
+
+
+class Query(Driver):
+    """``tests.kills.query``, with executors and their Python workers."""
 
     def __init__(self, folder: Path, road: str, url: str) -> None:
         super().__init__(folder, "tests.kills.query", road, url, str(folder))
@@ -102,21 +128,7 @@ class Query(Program):
             (home / each.name).symlink_to(each)
         (home / "work").unlink(missing_ok=True)
         self.log = folder / "query.log"
-        self.environment |= {
-            "SPARK_HOME": str(home),
-            "SPARK_LOCAL_IP": "127.0.0.1",
-            "PYSPARK_PYTHON": sys.executable,
-            "JDK_JAVA_OPTIONS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC",
-        }
-
-    def kill(self) -> None:
-        """The driver, both its processes; executors have to see by themselves that it is gone."""
-        assert self.process is not None
-        for each in self.processes():
-            with suppress(psutil.NoSuchProcess):
-                if each.ppid() == self.process.pid:
-                    each.kill()
-        super().kill()
+        self.environment["SPARK_HOME"] = str(home)
 
     def executors(self) -> list[psutil.Process]:
         """The JVMs of the executors."""

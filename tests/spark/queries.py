@@ -57,9 +57,9 @@ def telling(port: int, row: int) -> Upstream:
 
 
 class Moment:
-    """A row that a task reaches, told to the test while the task goes on."""
+    """What a task, or a driver, reaches, such as a row, told to the test while that goes on."""
 
-    def __init__(self, row: int) -> None:
+    def __init__(self, row: int = 0) -> None:
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
         self._row = row

@@ -20,7 +20,7 @@ from tests.support.certificates import Authority
 from trivium_native.errors import Fenced, OffsetOutOfRange, TooManyRequests
 from trivium_native.requests import Operation
 from trivium_native.sync import SyncClient
-from trivium_native.values import Fetched, FramedMessages, Publication
+from trivium_native.values import Fetched, FramedMessages, Part, Publication
 from trivium_native.wire.frames import unpack
 from trivium_spark import connection as module
 from trivium_spark.connection import Piece, ReconnectingConnection, StreamGone
@@ -349,6 +349,33 @@ def test_a_limit_of_the_broker_is_an_error_at_once(
     monkeypatch.setattr(SyncClient, "open_producer", too_many)
     with patient, pytest.raises(TriviumSparkError, match="too many producers"):
         patient.commit_parts("p", 0, [])
+
+
+@pytest.mark.parametrize("kind", ["queue", "exchange"])
+def test_a_target_that_goes_before_the_commit_is_named(
+    kind: str, connection: ReconnectingConnection, client: SyncClient
+) -> None:
+    """And what is committed is published once it is there again."""
+
+    def declare() -> None:
+        getattr(client, f"declare_{kind}")("t")
+
+    declare()
+    is_exchange = kind == "exchange"
+    target = "" if is_exchange else f"{kind} 't'"
+    like = Publication(
+        payload=b"",
+        exchange="t" if is_exchange else "",
+        routing_key="t",
+        mandatory=not is_exchange,
+    )
+    requests = [FramedMessages.from_payloads([b"1", b"2"], like)]
+    assert connection.stage("p", 0, "part", requests, target) == 1
+    client.delete(kind, "t")
+    with pytest.raises(OptionError, match=rf"^{kind} 't' .*does not exist$"):
+        connection.commit_parts("p", 0, [Part("part", 1)], target)
+    declare()
+    connection.commit_parts("p", 0, [Part("part", 1)], target)
 
 
 def test_a_query_that_is_stopped_leaves_its_group(

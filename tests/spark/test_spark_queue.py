@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 import trivium_spark
 from interop.brokers import TriviumProcess
+from tests.kills.programs import Driver
+from tests.spark.queries import Moment
+from tests.spark.queue_query import BATCH
 from tests.spark.reading import numbers
 from trivium_native.sync import SyncClient
 from trivium_native.values import Publication
@@ -63,6 +68,33 @@ def test_a_streaming_query_settles_what_is_done_and_gives_back_what_failed(
     run(available_now=True)
     assert sorted(found) == list(range(30))
     assert waiting(client) == 0
+
+
+@pytest.mark.usefixtures("queue")
+def test_nothing_is_lost_where_the_driver_is_killed(
+    broker: TriviumProcess, client: SyncClient, tmp_path: Path
+) -> None:
+    """And nothing is there twice but what was done and not settled yet."""
+    if shutil.which("java") is None:
+        pytest.skip("no Java runtime")
+    moment = Moment()
+    told = (broker.url, str(tmp_path), str(moment.port))
+    driver = Driver(tmp_path, "tests.spark.queue_query", *told)
+    driver.start()
+    try:
+        moment.wait(lambda: driver.is_running)
+        assert driver.is_running, driver.log.read_text()
+        driver.kill()
+    finally:
+        driver.clean_up()
+    done = [int(line) for line in (tmp_path / "done").read_text().splitlines()]
+    assert sorted(done) == list(range(2 * BATCH))
+    with client.consume("q", no_ack=True) as deliveries:
+        left = {int(each.payload): each.is_redelivered for each in islice(deliveries, 30 - BATCH)}
+    again = set(left) & set(done)
+    assert again == set(done[BATCH:])
+    assert set(left) | set(done) == set(range(30))
+    assert {number for number in left if left[number]} == again
 
 
 @pytest.mark.usefixtures("queue")
