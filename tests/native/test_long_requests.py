@@ -1,4 +1,4 @@
-"""PUBLISH with very many messages: read and published in several turns: others are served."""
+"""PUBLISH with very many messages or deliveries takes several turns: others are served."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.support.native import Received, Server, entry, frame, packed, payloads, publish
+from tests.support.native import Client, Received, Server, entry, frame, packed, payloads, publish
 from tests.support.server import ShortTurns
 from tests.support.simulated import Host
 from tests.support.storages import HeldStorage
 from trivium.config import Config, LimitsConfig, Listen
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import Binding
+from trivium.security.identity import Identity
 from trivium_native.server.batches import STEP
 from trivium_native.wire import frames
 
@@ -52,7 +53,9 @@ class Long:
         self.server.broker.driver = self.driver
 
     def send(self, body: bytes) -> None:
+        """The first turn reads what fits."""
         self.client.feed(frame(frames.PUBLISH, 9, body))
+        self.turn()
 
     def turn(self, count: int = 1) -> None:
         """So many further turns."""
@@ -62,6 +65,11 @@ class Long:
             for connection in going_on:
                 connection.next_turn()
             self.server.settle()
+
+    def asks(self, clients: list[Client]) -> int:
+        """Which of the clients, it alone, goes on in the next turn."""
+        (connection,) = self.driver.next
+        return next(n for n, client in enumerate(clients) if client.connection is connection)
 
     def finish(self) -> list[Received]:
         """The turns that there are still; what the client gets."""
@@ -163,14 +171,89 @@ def test_two_who_send_the_same_publish_it_once() -> None:
     assert long.queued() == NUMBERS
 
 
-def test_one_at_a_time_is_opened() -> None:
+def test_of_one_user_one_that_is_long_is_under_way() -> None:
     long = Long()
-    request = frame(frames.PUBLISH, 9, packed(body(), "zstd"))
     for client in (long.client, long.other):
-        client.feed(request)
-    assert long.finish() == CONFIRMED
+        client.feed(frame(frames.PUBLISH, 9, packed(body(), "zstd")))
+    # Who waits asks for no turns.
+    assert long.driver.next == [long.client.connection]
+    long.turn(TURNS)
+    assert long.client.take() == CONFIRMED
+    assert long.driver.next == [long.other.connection]
+    assert long.queued() == NUMBERS
+    assert long.finish() == []
     assert long.other.take() == CONFIRMED
-    assert long.queued() == NUMBERS * 2
+    assert long.queued() == NUMBERS
+
+
+def test_users_take_turns() -> None:
+    long = Long()
+    clients = [long.client, long.other, long.server.open()]
+    # Two of them are one user.
+    long.other.connection.identity = Identity("bob")
+    for client in clients:
+        client.feed(frame(frames.PUBLISH, 9, body()))
+    order = []
+    while long.driver.next:
+        order.append(long.asks(clients))
+        long.turn()
+    assert order == [0, 1] * TURNS + [2] * TURNS
+    assert [client.take() for client in clients] == [CONFIRMED] * 3
+
+
+def test_clients_without_credentials_take_turns_by_their_addresses() -> None:
+    long = Long()
+    clients = [long.client, long.other, long.server.open()]
+    for client, address in zip(clients, ["[::1]:1", "10.0.0.7:1", "[::1]:2"], strict=True):
+        client.connection.identity = Identity("", is_anonymous=True)
+        client.connection.peer.address = address
+        client.feed(frame(frames.PUBLISH, 9, body()))
+    order = []
+    while long.driver.next:
+        order.append(long.asks(clients))
+        long.turn()
+    assert order == [0, 1] * TURNS + [2] * TURNS
+
+
+@pytest.mark.parametrize("producer", [None, (b"p", 0, 0)])
+def test_few_messages_with_very_many_deliveries_take_turns(
+    producer: tuple[bytes, int, int] | None,
+) -> None:
+    long = Long()
+    vhost = long.server.vhost
+    queues = [vhost.declare_queue(f"q{number}", durable=True) for number in range(STEP // 4)]
+    vhost.declare_exchange("fan", "fanout", durable=True)
+    for queue in queues:
+        vhost.bind(vhost.exchange("fan"), Binding(queue, b""))
+    entries = [entry(number, exchange=b"fan") for number in NUMBERS[:10]]
+    long.client.feed(frame(frames.PUBLISH, 9, publish(*entries, producer=producer)))
+    lengths = [len(queues[-1])]
+    while long.driver.next:
+        assert long.other.send(frames.PING, 1, b"") == [(frames.PONG, 1, b"")]
+        assert long.client.take() == []
+        long.turn()
+        lengths.append(len(queues[-1]))
+    assert lengths == [4, 8, 10]
+    assert long.client.take() == CONFIRMED
+    assert [taken_from(queue) for queue in queues] == [NUMBERS[:10]] * len(queues)
+
+
+def test_short_requests_of_one_user_take_turns_with_its_long_one() -> None:
+    long = Long()
+    vhost = long.server.vhost
+    vhost.declare_exchange("fan", "fanout", durable=True)
+    for number in range(STEP):
+        queue = vhost.declare_queue(f"q{number}", durable=True)
+        vhost.bind(vhost.exchange("fan"), Binding(queue, b""))
+    entries = [entry(number, exchange=b"fan") for number in NUMBERS[:3]]
+    long.client.feed(frame(frames.PUBLISH, 9, body()))
+    long.other.feed(frame(frames.PUBLISH, 9, publish(*entries)))
+    order = []
+    while long.driver.next:
+        order.append(long.driver.next[0] is long.client.connection)
+        long.turn()
+    assert order[:4] == [True, False, True, False]
+    assert long.other.take() == long.client.take() == CONFIRMED
 
 
 @pytest.mark.parametrize("turns", [2, 5])
@@ -263,7 +346,7 @@ def test_what_is_refused_is_named_over_all_turns() -> None:
 def test_what_no_binding_wants_is_named_beside_what_is_refused() -> None:
     long = Long(arguments={"x-max-length": 1, "x-overflow": "reject-publish"})
     fits = entry(exchange=b"e")
-    long.send(publish(fits, entry(flags=5 | 16), fits))
+    long.client.feed(frame(frames.PUBLISH, 9, publish(fits, entry(flags=5 | 16), fits)))
     reply = error(long.finish())[1]
     assert (reply[0], reply[2]) == (400, {"indexes": [1, 2]})
 
@@ -281,7 +364,7 @@ def test_mandatory_messages_are_named_over_all_turns() -> None:
 def test_of_a_client_that_is_cut_off_the_rest_and_what_is_behind_are_given_up() -> None:
     long = Long()
     long.client.feed(frame(frames.PUBLISH, 9, body()) + frame(frames.PUBLISH, 10, publish(entry())))
-    long.turn(5)
+    long.turn(6)
     long.client.connection.is_cut_off = True
     long.turn()
     assert long.driver.next == []

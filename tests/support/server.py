@@ -80,6 +80,18 @@ class RecordingDriver(Driver):
         #: whether work for the thread pool waits in ``blocking`` until the test calls it
         self.is_pool_busy = False
         self.blocking: list[Callable[[], None]] = []
+        #: who goes on in the next turn
+        self.next: list[Connection] = []
+
+    def next_turn(self, connection: Connection) -> None:
+        self.next.append(connection)
+
+    def begin_turn(self) -> None:
+        """Have go on who asked for it."""
+        going_on, self.next = self.next, []
+        for connection in going_on:
+            self.requests += 1
+            connection.next_turn()
 
     def request_turn(self) -> None:
         self.requests += 1
@@ -108,18 +120,13 @@ def move_to(broker: Broker, at: int) -> None:
 
 
 class ShortTurns(RecordingDriver):
-    """A turn is long from its begin on."""
+    """A turn is long from its begin on. Who goes on does so when the test says it."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        #: who goes on in the next one
-        self.next: list[Connection] = []
+    def begin_turn(self) -> None:
+        pass
 
     def is_turn_long(self) -> bool:
         return True
-
-    def next_turn(self, connection: Connection) -> None:
-        self.next.append(connection)
 
 
 class Server:
@@ -198,6 +205,7 @@ class Server:
         """End the turn, and those that are asked for."""
         for _ in range(MAX_TURNS):
             self.end_turn()
+            self.driver.begin_turn()
             if self.has_failed or not self.wants_turn:
                 return
         raise AssertionError("there is no end of turns")

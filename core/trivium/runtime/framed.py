@@ -328,16 +328,15 @@ class FramedConnection(Connection):
                 self.drop_input()
                 return
             if not self._goes_on(work):
-                self.broker.driver.next_turn(self)
                 return
             self._work = None
         self.continue_input(FOR_TURN)
 
     def take_turns(self, work: Work) -> None:
-        """Go on with ``work`` in the next turns; no frame is taken until it is done."""
+        """No frame is taken until ``work`` is done, which goes on in each turn that it asks the
+        driver for."""
         self._work = work
         self.hold_input(FOR_TURN)
-        self.broker.driver.next_turn(self)
 
     def _goes_on(self, work: Work) -> bool:
         """Go on with ``work``; whether it is done."""

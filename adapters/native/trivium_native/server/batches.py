@@ -6,22 +6,34 @@ from typing import Final
 
 from mypy_extensions import i64
 
+from trivium.messages.large import LargePayload
 from trivium.messages.message import Message
 from trivium.routing.exchanges import Route
 
-#: Messages of one request that are read or published at once, before the clock is looked at.
+#: Messages of one request that are read at once, and deliveries that are made of them at once,
+#: before the clock is looked at.
 STEP: Final = 1024
 
 
 class Batch:
     """How far one request is."""
 
-    def __init__(self, data: bytes, at: i64, end: i64, count: i64, topology_version: int) -> None:
+    def __init__(
+        self,
+        data: bytes,
+        at: i64,
+        end: i64,
+        count: i64,
+        payloads: list[LargePayload] | None,
+        topology_version: int,
+    ) -> None:
         self.data = data
         #: where what is not read begins, and where it ends
         self.at: i64 = at
         self.end: i64 = end
         self.count: i64 = count
+        #: the large payloads, where they do not lie in the data
+        self.payloads = payloads
         #: the virtual host's, as of the first route
         self.topology_version = topology_version
         #: what is read; indexes of the mandatory messages
@@ -41,5 +53,3 @@ class Batch:
         self.unroutable: list[int] = []
         #: whether nothing more is published: an idempotent request stops at the first refusal
         self.has_stopped = False
-        #: whether it may go on in later turns
-        self.takes_turns = False

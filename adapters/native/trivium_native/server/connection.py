@@ -26,13 +26,10 @@ from trivium_native.server.handshake import (
     renew,
 )
 from trivium_native.server.large import cut_payloads
+from trivium_native.server.long_requests import LongRequests
 from trivium_native.server.options import NativeOptions
 from trivium_native.server.parts import Parts
-from trivium_native.server.publish_requests import (
-    BEHIND_DISK,
-    LongRequests,
-    PublishRequests,
-)
+from trivium_native.server.publish_requests import BEHIND_DISK, PublishRequests
 from trivium_native.server.publishing import Publisher
 from trivium_native.server.requests import Requests
 from trivium_native.server.subscriptions import Subscription

@@ -1,9 +1,5 @@
-"""PUBLISH of one client: carried out, confirmed or refused; one of very many messages takes turns.
-
-Between two turns others are served. Meanwhile nothing else of the client is taken, so what it sends
-behind stays behind. What such a request costs in memory, opened and read, is far more than what it
-came as, so it begins only once that of nobody else is under way.
-"""
+"""PUBLISH of one client: carried out, confirmed or refused; one of very many messages or deliveries
+takes turns."""
 
 from __future__ import annotations
 
@@ -13,39 +9,20 @@ from librt.strings import read_i64_le
 from mypy_extensions import i64
 
 from trivium import errors as core
-from trivium.runtime.framed import Work
+from trivium.messages.large import LargePayload
 from trivium_native.server.answers import Answers, error_frame
 from trivium_native.server.batches import STEP
 from trivium_native.server.handshake import BEHIND_REQUEST
+from trivium_native.server.long_requests import LongRequest, LongRequests
 from trivium_native.server.publishing import UNFINISHED, Publisher
 from trivium_native.wire.errors import NativeError, Rejected, Unroutable
-from trivium_native.wire.messages import PUBLISH_HEAD_SIZE
+from trivium_native.wire.messages import MAX_MESSAGES, PUBLISH_HEAD_SIZE
 
 if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection
 
 #: Why input is held: the disk is behind with what the client has published.
 BEHIND_DISK: Final = BEHIND_REQUEST << 1
-
-
-class LongRequests:
-    """Which of all long requests is under way. One for a broker."""
-
-    def __init__(self) -> None:
-        self._holder: LongRequest | None = None
-
-    def admits(self, request: LongRequest) -> bool:
-        """Whether it may begin or go on; from now on no other does until it is left."""
-        holder = self._holder
-        if holder is not None and holder is not request:
-            return False
-        self._holder = request
-        return True
-
-    def left(self, request: LongRequest) -> None:
-        """It is over."""
-        if self._holder is request:
-            self._holder = None
 
 
 class PublishRequests:
@@ -68,18 +45,25 @@ class PublishRequests:
 
         Raises what refuses it before anything was published.
         """
+        publisher = self.publisher
         count: i64 = 0
         if end - at >= PUBLISH_HEAD_SIZE:
             count = read_i64_le(data, at) & 0xFFFF_FFFF
-            if count > STEP and self.publisher.payloads is None:
-                request = LongRequest(self, correlation, data, at, end, count)
-                if not request.go_on():
-                    self.connection.take_turns(request)
+            if STEP < count <= MAX_MESSAGES:
+                request = LongPublish(self, correlation, count, True)
+                request.data = data
+                request.at = at
+                request.end = end
+                request.payloads = publisher.payloads
+                self.long_requests.enter(request)
                 return
         try:
-            write_batch = self.publisher.publish(data, at, end)
+            write_batch = publisher.publish(data, at, end)
         except (Rejected, Unroutable) as error:
             self.refuse_some(correlation, error)
+            return
+        if write_batch == UNFINISHED:
+            self.long_requests.enter(LongPublish(self, correlation, count, False))
             return
         if correlation:
             self.confirm(correlation, write_batch, count)
@@ -113,54 +97,38 @@ class PublishRequests:
             self.connection.count_opened(size)
 
 
-class LongRequest(Work):
-    """One PUBLISH of more than ``STEP`` messages."""
+class LongPublish(LongRequest):
+    """One PUBLISH that takes turns."""
 
     def __init__(
-        self,
-        requests: PublishRequests,
-        correlation: int,
-        data: bytes,
-        at: i64,
-        end: i64,
-        count: i64,
+        self, requests: PublishRequests, correlation: int, count: i64, needs_place: bool
     ) -> None:
+        super().__init__(requests.connection, requests.long_requests, needs_place)
         self._requests = requests
         self._correlation = correlation
-        self._data = data
-        self._at: i64 = at
-        self._end: i64 = end
         self._count: i64 = count
-        self._has_begun = False
+        #: what has yet to be read, where it has not begun
+        self.data = b""
+        self.at: i64 = 0
+        self.end: i64 = 0
+        self.payloads: list[LargePayload] | None = None
 
-    def go_on(self) -> bool:
-        if not self._requests.long_requests.admits(self):
-            return False
-        is_done = True
-        try:
-            is_done = self._step()
-        finally:
-            if is_done:
-                self.give_up()
-        return is_done
-
-    def give_up(self) -> None:
+    def release(self) -> None:
         self._requests.publisher.give_up()
-        self._requests.long_requests.left(self)
 
-    def _step(self) -> bool:
-        """Publish what fits in the turn, and answer once that is all; whether it is."""
+    def step(self) -> bool:
         requests = self._requests
         publisher = requests.publisher
         correlation = self._correlation
+        data = self.data
         try:
-            if self._has_begun:
-                write_batch = publisher.go_on()
+            if data:
+                self.data = b""
+                publisher.payloads = self.payloads
+                self.payloads = None
+                write_batch = publisher.publish(data, self.at, self.end)
             else:
-                self._has_begun = True
-                data = self._data
-                self._data = b""
-                write_batch = publisher.publish(data, self._at, self._end)
+                write_batch = publisher.go_on()
             if write_batch == UNFINISHED:
                 return False
             if correlation:
@@ -170,5 +138,6 @@ class LongRequest(Work):
         except (NativeError, core.TopologyError) as error:
             requests.connection.refuse_request(correlation, error)
         finally:
+            publisher.payloads = None
             requests.count_opened()
         return True

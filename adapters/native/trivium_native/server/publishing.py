@@ -65,6 +65,9 @@ from trivium_native.wire.properties import decode_properties, key_at
 #: What ``Publisher.publish`` answers of a request that goes on in the next turn.
 UNFINISHED: Final = -1
 
+#: More deliveries than there are.
+_ALL: Final[i64] = 1 << 62
+
 #: Of the first 8 bytes of a message (``write_message_head``): the lengths of exchange and routing
 #: key, and what must be 0.
 _NAME_SIZES: Final[i64] = 0xFFFF_FFFF << 16
@@ -222,9 +225,7 @@ class Publisher:
 
     def _batch(self, data: bytes, at: i64, end: i64, count: i64) -> Batch:
         """What will hold the messages ``data[at:end]``."""
-        batch = Batch(data, at, end, count, self._vhost.topology_version)
-        batch.takes_turns = count > STEP and self.payloads is None
-        return batch
+        return Batch(data, at, end, count, self.payloads, self._vhost.topology_version)
 
     def give_up(self) -> None:
         """Forget the rest of the request that is unfinished."""
@@ -263,13 +264,14 @@ class Publisher:
     def _take_part(self, batch: Batch) -> bool:
         """Read and publish what fits in the turn; whether that is all."""
         driver = self._broker.driver
-        while len(batch.messages) < batch.count:
-            self._read(batch, min(batch.count, len(batch.messages) + STEP))
-            if batch.takes_turns and driver.is_turn_long():
+        count = batch.count
+        while len(batch.messages) < count:
+            self._read(batch, min(count, len(batch.messages) + STEP))
+            if count > STEP and driver.is_turn_long():
                 return False
-        while batch.published < batch.count and not batch.has_stopped:
-            self._publish(batch, min(batch.count, batch.published + STEP))
-            if batch.takes_turns and batch.published < batch.count and driver.is_turn_long():
+        while batch.published < count and not batch.has_stopped:
+            self._publish(batch, STEP)
+            if batch.published < count and driver.is_turn_long():
                 return False
         return True
 
@@ -287,6 +289,7 @@ class Publisher:
         data = batch.data
         at = batch.at
         end = batch.end
+        self.payloads = batch.payloads
         routes = batch.routes
         messages = batch.messages
         for index in range(len(messages), until):
@@ -304,6 +307,7 @@ class Publisher:
             if at != end:
                 raise Malformed("PUBLISH has trailing bytes")
             batch.data = b""
+            batch.payloads = None
 
     def check(self, data: bytes, at: i64, end: i64, count: i64) -> None:
         """Whether the messages ``data[at:end]`` can be published; nothing of them is kept.
@@ -512,7 +516,7 @@ class Publisher:
         batch.topology_version = self._vhost.topology_version
         # What is rejected is so only by a backlog that answers for itself, such as a session's:
         # what it drops is nobody else's concern.
-        self._publish(batch, batch.count)
+        self._publish(batch, _ALL)
 
     def _publish_message(self, message: Message) -> int:
         """Publish the only message of a request, which was read last.
@@ -538,8 +542,9 @@ class Publisher:
             raise Rejected("a destination refused messages", _indexes([0]))
         return result
 
-    def _publish(self, batch: Batch, until: i64) -> None:
-        """Publish what is read and not published, until so many are; note what is refused.
+    def _publish(self, batch: Batch, room: i64) -> None:
+        """Publish what is read and not published, as far as that is about so many deliveries; note
+        what is refused.
 
         Of an idempotent request it ends before the first that is refused. Raises what refuses the
         rest: a route may be no more since it was read.
@@ -550,13 +555,14 @@ class Publisher:
         mandatory = batch.mandatory
         has_mandatory = len(mandatory) > 0
         first: i64 = batch.published
+        until: i64 = min(batch.count, first + room)
         if batch.topology_version != vhost.topology_version:
             self._renew_routes(routes, first, until)
         # What was found to take none, such as that to a stream, is not asked for each message.
         without_runs: Route | None = None
         index: i64 = first
         end: i64 = first
-        while end < until:
+        while end < until and room > 0:
             index = end
             message = messages[index]
             route = routes[index]
@@ -567,9 +573,11 @@ class Publisher:
                     without_runs = route
             if end - index > 1:
                 batch.wait = max(batch.wait, vhost.publish_run(messages[index:end], route))
+                room -= end - index
                 continue
             if route.depends_on_message:
                 route = route.resolve(message)
+            room -= max(len(route.destinations), 1)
             is_mandatory = has_mandatory and index in mandatory
             result = vhost.publish(message, route, None, is_mandatory)
             if result == UNROUTABLE:
