@@ -17,7 +17,8 @@ from pamqp.commands import Basic, Channel, Confirm, Exchange, Queue, Tx
 
 from tests.support.amqp import Client, Server, publish_frames
 from tests.support.server import ShortTurns
-from trivium.runtime.framed import CLOCK_FRAMES
+from trivium.routing.exchanges import Binding
+from trivium.runtime.framed import CLOCK_FRAMES, FRAME_DELIVERIES
 from trivium_amqp.repeated import RepeatedPublish
 
 # What is recognised
@@ -461,3 +462,26 @@ def test_a_run_of_what_is_recognised_ends_with_the_turn(publisher: Client, what:
         turns += 1
     assert queue.counters.published + queue.counters.settled - begin == count
     assert turns >= count // CLOCK_FRAMES
+
+
+@pytest.mark.parametrize("is_repeated", [False, True])
+def test_messages_with_many_destinations_take_turns(publisher: Client, is_repeated: bool) -> None:
+    vhost = publisher.server.vhost
+    queues = [vhost.declare_queue(f"q{number}") for number in range(FRAME_DELIVERIES * 16)]
+    for queue in queues:
+        vhost.bind(vhost.exchange("amq.fanout"), Binding(queue, b""))
+    count = 100
+    bodies = [b"12345" if is_repeated else b"x" * (1 + number % 2) for number in range(count)]
+    if is_repeated:
+        publisher.feed(publish_frames("", b"12345", "amq.fanout") * 2)
+        count += 2
+    driver = ShortTurns()
+    publisher.server.broker.driver = publisher.server.driver = driver
+    publisher.connection.feed(b"".join(publish_frames("", body, "amq.fanout") for body in bodies))
+    turns = 1
+    while driver.next:
+        driver.next.clear()
+        assert len(queues[-1]) <= turns * 2 * CLOCK_FRAMES // 16 + 2
+        publisher.connection.next_turn()
+        turns += 1
+    assert [len(queue) for queue in queues] == [count] * len(queues)

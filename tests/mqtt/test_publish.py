@@ -24,9 +24,8 @@ from tests.support.storages import HeldStorage
 from trivium.messages.message import HeaderValue
 from trivium.routing.exchanges import Binding, ExchangeDestination
 from trivium.runtime.adapter import OUTPUT_HIGH_WATER
-from trivium.runtime.framed import CLOCK_FRAMES
+from trivium.runtime.framed import CLOCK_FRAMES, FRAME_DELIVERIES
 from trivium.runtime.pacing import MOMENT_MS, STALL_MS
-from trivium_mqtt.incoming import LONGEST_PUBLISHED_RUN
 from trivium_mqtt.options import MqttOptions
 
 
@@ -587,11 +586,33 @@ def test_a_run_that_must_be_published_ends_with_the_turn(qos: int, binding: str)
     while driver.next:
         assert driver.next == [sender.connection]
         driver.next.clear()
-        assert len(queue) <= turns * (LONGEST_PUBLISHED_RUN + CLOCK_FRAMES)
+        assert len(queue) <= turns * (2 * CLOCK_FRAMES)
         sender.connection.next_turn()
         turns += 1
     assert len(queue) == count
-    assert turns >= count // (LONGEST_PUBLISHED_RUN + CLOCK_FRAMES)
+    assert turns >= count // (2 * CLOCK_FRAMES)
+
+
+@pytest.mark.parametrize("qos", [0, 1, 2])
+def test_messages_with_many_destinations_take_turns(qos: int) -> None:
+    server = Server()
+    vhost = server.vhost
+    queues = [vhost.declare_queue(f"q{number}") for number in range(FRAME_DELIVERIES * 16)]
+    for queue in queues:
+        vhost.bind(vhost.exchange("amq.topic"), Binding(queue, b"t"))
+    driver = ShortTurns()
+    server.broker.driver = server.driver = driver
+    sender = server.open("s", 4)
+    count = 100
+    run = [publish("t", b"x", qos, packet_id) for packet_id in range(1, count + 1)]
+    sender.connection.feed(b"".join(run))
+    turns = 1
+    while driver.next:
+        driver.next.clear()
+        assert len(queues[-1]) <= turns * 2 * CLOCK_FRAMES // 16 + 1
+        sender.connection.next_turn()
+        turns += 1
+    assert [len(queue) for queue in queues] == [count] * len(queues)
 
 
 def test_a_repeated_packet_that_comes_in_two_parts_does_not_wait_for_more() -> None:

@@ -15,7 +15,7 @@ from trivium.errors import AccessRefused, QuotaExceeded, TopologyError
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.runtime.adapter import ManagedConnection, Peer, Transport
 from trivium.runtime.broker import Broker
-from trivium.runtime.framed import CLOCK_FRAMES, FramedConnection
+from trivium.runtime.framed import FramedConnection, run_length
 from trivium.runtime.virtual_hosts import DEFAULT_VHOST
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_amqp import states
@@ -233,7 +233,8 @@ class AmqpConnection(FramedConnection):
         size = len(data)
         bodies: list[bytes] = []
         has_end = True
-        while len(bodies) < CLOCK_FRAMES:
+        most = run_length(len(repeated.target.route.destinations))
+        while len(bodies) < most:
             body_size = repeated.body_size(data, position)
             if body_size == 0:
                 break

@@ -341,6 +341,9 @@ class Publisher:
             message.deliver_at = message.timestamp + header.delay
             return self._route_later(target, header, message)
         route = self._route_for(target, header, message)
+        fans = len(route.destinations)
+        if fans > 1:
+            self._connection.count_deliveries(fans)
         result = self._vhost.publish(message, route)
         if result == UNROUTABLE:
             self._metrics.messages_unroutable += 1

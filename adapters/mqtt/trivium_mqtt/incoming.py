@@ -33,6 +33,7 @@ from trivium.routing.exchanges import (
     RefusedRoute,
     Route,
 )
+from trivium.runtime.framed import CLOCK_FRAMES, run_length
 from trivium_mqtt.codec.packets import (
     PUBACK,
     PUBCOMP,
@@ -66,10 +67,8 @@ from trivium_mqtt.session import CombinedSubscription
 if TYPE_CHECKING:
     from trivium_mqtt.reader import Reader
 
-#: Packets of one run at most: any number that is forwarded as it is, but where each is published
-#: (some 40 µs, interpreted) no more than a turn has time for.
+#: Packets of one run at most, where it is forwarded as it is: any number.
 LONGEST_RUN: Final = 1 << 20
-LONGEST_PUBLISHED_RUN: Final = 64
 
 #: Bytes of the topics that have an alias, for each alias that there may be.
 MAX_ALIAS_BYTES: Final = 4096
@@ -137,7 +136,7 @@ class Incoming:
         ``at`` when there is no such packet, or not the whole of one.
         """
         repeated = self._repeated
-        most = LONGEST_PUBLISHED_RUN if repeated.qos else self._longest_run
+        most = CLOCK_FRAMES if repeated.qos else self._longest_run
         after, count = repeated.run(data, at, end, most)
         if count == 0:
             return at
@@ -283,6 +282,9 @@ class Incoming:
                 self._metrics.messages_dropped += 1
                 return ACCEPTED, NOT_AUTHORIZED
             route = route.resolve(message)
+        fans = len(route.destinations)
+        if fans > 1:
+            self._connection.count_deliveries(fans)
         result = self._vhost.publish(message, route)
         if result == REJECTED:
             self._metrics.messages_dropped += 1
@@ -308,7 +310,6 @@ class Incoming:
         route = self._current_route()
         run = data if at == 0 and end == len(data) else data[at:end]
         if route.depends_on_message:
-            self._longest_run = LONGEST_PUBLISHED_RUN
             self._publish_each(run, route, False)
             return
         tracer = self._vhost.tracer
@@ -361,13 +362,14 @@ class Incoming:
             if others is None:
                 others = []
             others.append(destination)
-        self._longest_run = LONGEST_RUN if others is None else LONGEST_PUBLISHED_RUN
+        self._longest_run = LONGEST_RUN
         if others is not None:
             self._publish_each(run, Route(route.address, others, route.topology_version), True)
 
     def _publish_each(self, run: bytes, route: Route, is_apart: bool) -> None:
         """Publish each packet of a run at QoS 0 by ``route``, which may be a part of theirs; with
         ``is_apart`` it is known that nobody follows them."""
+        self._longest_run = run_length(len(route.destinations))
         payload_at = self._repeated.payload_at
         now_ms = self._sessions.broker.now_ms
         client_id = self._connection.client_id
@@ -569,5 +571,4 @@ class MountedIncoming(Incoming):
     def _forward(self, data: bytes, at: int, end: int, count: int, payload: i64) -> None:
         self._count(count)
         self._metrics.payload_bytes_received += payload
-        self._longest_run = LONGEST_PUBLISHED_RUN
         self._publish_each(data[at:end], self._current_route(), False)

@@ -29,6 +29,9 @@ FOR_PROTOCOL: Final = 8
 CLOCK_FRAMES: Final = 64
 CLOCK_BYTES: Final = 16 * 1024
 
+#: Deliveries of one message that take about as long as its frame.
+FRAME_DELIVERIES: Final = 8
+
 #: Milliseconds that the disk gets with what a connection that ends has yet to be answered.
 FAREWELL_MS: Final = 3000
 
@@ -57,6 +60,11 @@ class Work:
     def give_up(self) -> None:
         """It is not gone on with. Release what it holds."""
         raise NotImplementedError
+
+
+def run_length(destinations: int) -> int:
+    """Messages of a row with so many destinations each that are taken between two looks."""
+    return max(CLOCK_FRAMES * FRAME_DELIVERIES // max(destinations, FRAME_DELIVERIES), 1)
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
@@ -122,6 +130,11 @@ class FramedConnection(Connection):
     def count_frames(self, count: int) -> None:
         """So many frames were taken since ``stops_input`` was asked."""
         self._frames = max(self._frames - count, 1)
+
+    def count_deliveries(self, count: int) -> None:
+        """A frame that was taken was a message with so many destinations."""
+        if count > FRAME_DELIVERIES:
+            self.count_frames(count // FRAME_DELIVERIES)
 
     def count_opened(self, size: int) -> None:
         """What was taken came compressed, and is so many bytes more than came."""

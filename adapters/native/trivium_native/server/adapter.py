@@ -13,9 +13,9 @@ from trivium.streams.filtered_reads import FilteredReads
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.connection import NativeConnection
 from trivium_native.server.deliveries import LiveFrames
+from trivium_native.server.long_requests import LongRequests
 from trivium_native.server.options import NativeOptions
 from trivium_native.server.parts import Parts
-from trivium_native.server.long_requests import LongRequests
 from trivium_native.wire.properties import NativeCodec
 
 
