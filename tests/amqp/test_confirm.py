@@ -20,6 +20,7 @@ from tests.support.amqp import (
 )
 from tests.support.steps import steps
 from tests.support.storages import HeldStorage
+from trivium.routing.exchanges import MAX_DELIVERIES, Binding
 from trivium.storage.base import DurabilityWaiter
 
 
@@ -593,6 +594,23 @@ def test_tx_is_bounded(tx: Setup) -> None:
             break
     assert received[0].reply_code == 406
     assert "transaction is larger" in received[0].reply_text
+
+
+def test_tx_has_so_many_deliveries_at_most(tx: Setup) -> None:
+    vhost = tx.server.vhost
+    for number in range(MAX_DELIVERIES // 100):
+        vhost.bind(vhost.exchange("amq.fanout"), Binding(vhost.declare_queue(f"q{number}"), b""))
+    for exchange in ["amq.fanout"] * 100:
+        tx.client.publish("", b"x", exchange=exchange)
+    tx.client.call(Tx.Commit())
+    assert len(vhost.queue("q0")) == 100
+    tx.client.feed(publish_frames("", b"x", "amq.fanout") * 101)
+    assert_channel_closed(
+        tx.client.ask(Tx.Commit()),
+        406,
+        f"PRECONDITION_FAILED - a transaction makes at most {MAX_DELIVERIES} deliveries",
+    )
+    assert len(vhost.queue("q0")) == 100
 
 
 @pytest.mark.parametrize("method", [Tx.Commit(), Tx.Rollback()])

@@ -1,4 +1,4 @@
-"""PUBLISH with very many messages or deliveries takes several turns: others are served."""
+"""Requests with very many messages or deliveries take several turns: others are served."""
 
 from __future__ import annotations
 
@@ -8,13 +8,25 @@ from typing import Any
 import msgpack
 import pytest
 
-from tests.support.native import Client, Received, Server, entry, frame, packed, payloads, publish
+from tests.support.native import (
+    Client,
+    Received,
+    Server,
+    entry,
+    frame,
+    into,
+    ok,
+    packed,
+    payloads,
+    publish,
+    tx,
+)
 from tests.support.server import ShortTurns
 from tests.support.simulated import Host
 from tests.support.storages import HeldStorage
 from trivium.config import Config, LimitsConfig, Listen
 from trivium.queues.queue import Queue
-from trivium.routing.exchanges import Binding
+from trivium.routing.exchanges import MAX_DELIVERIES, Binding
 from trivium.security.identity import Identity
 from trivium_native.server.batches import STEP
 from trivium_native.wire import frames
@@ -379,3 +391,77 @@ def test_subscribers_get_all_in_order() -> None:
     long.send(body())
     assert long.finish() == CONFIRMED
     assert payloads(long.other.take()) == NUMBERS
+
+
+# Transactions
+
+
+def transaction(**fields: Any) -> bytes:
+    return tx(*(entry(number, exchange=b"e") for number in NUMBERS), **fields)
+
+
+def test_a_transaction_is_read_in_turns_and_published_in_one() -> None:
+    long = Long()
+    long.client.feed(frame(frames.TX, 5, transaction()))
+    while long.driver.next:
+        assert len(long.queue) == 0
+        assert long.other.send(frames.PING, 1, b"") == [(frames.PONG, 1, b"")]
+        assert long.client.take() == []
+        long.turn()
+    assert ok(long.client.take())
+    assert long.queued() == NUMBERS
+
+
+@pytest.mark.parametrize("turns", [1, 4])
+def test_what_happens_while_a_transaction_is_read_counts_for_it(turns: int) -> None:
+    long = Long()
+    vhost = long.server.vhost
+    further = vhost.declare_queue("further", durable=True)
+    request = frame(frames.TX, 9, transaction())
+    long.client.feed(request)
+    long.turn(turns)
+    vhost.bind(vhost.exchange("e"), Binding(further, b"#"))
+    assert ok(long.finish(), 9)
+    assert taken_from(further) == NUMBERS
+    long.client.feed(request)
+    long.turn(turns)
+    vhost.delete_exchange("e")
+    assert error(long.finish())[1][0] == 301
+    assert len(further) == 0
+
+
+def test_a_transaction_that_is_read_in_turns_is_committed_once() -> None:
+    long = Long()
+    long.client.ask(frames.PRODUCER, producer="t", transactional=True)
+    request = frame(frames.TX, 5, transaction(producer="t", epoch=0, sequence=0))
+    for client in (long.client, long.other):
+        client.feed(request)
+    assert ok(long.finish())
+    assert ok(long.other.take())
+    assert long.queued() == NUMBERS
+
+
+def test_who_goes_while_its_transaction_is_read_has_published_nothing() -> None:
+    long = Long()
+    for client in (long.client, long.other):
+        client.feed(frame(frames.TX, 5, transaction()))
+    long.turn(2)
+    long.client.lose()
+    assert long.finish() == []
+    assert ok(long.other.take())
+    assert long.queued() == NUMBERS
+
+
+def test_a_transaction_has_so_many_deliveries_at_most() -> None:
+    server = Server()
+    vhost = server.vhost
+    vhost.declare_exchange("fan", "fanout")
+    for number in range(64):
+        vhost.bind(vhost.exchange("fan"), Binding(vhost.declare_queue(f"q{number}"), b""))
+    client = server.open()
+    most = [entry(b"", exchange=b"fan")] * (MAX_DELIVERIES // 64)
+    reply = error(client.send(frames.TX, 9, tx(*most, into(b"q0", b"one more"))))[1]
+    assert reply[0] == 300
+    assert len(vhost.queue("q0")) == 0
+    assert ok(client.send(frames.TX, 5, tx(*most)))
+    assert len(vhost.queue("q63")) == len(most)

@@ -13,7 +13,7 @@ from trivium.messages.message import HeaderValue
 from trivium.queues.arguments import STREAM, check_number, queue_type
 from trivium.queues.queue import Queue, count_nothing
 from trivium.queues.ready import LoadWaiter
-from trivium.routing.exchanges import ACCEPTED, Demand
+from trivium.routing.exchanges import ACCEPTED, MAX_DELIVERIES, Demand
 from trivium.security.permissions import READ
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
@@ -354,6 +354,10 @@ def tx_commit(channel: Channel, arguments: list[Any]) -> None:
     for index, (_, header, body) in enumerate(transaction.publishes):
         route = channel.publisher.route_of(targets[index], header, body)
         demand.add(route, content_size(body))
+        if demand.is_too_much:
+            raise ChannelException(
+                PRECONDITION_FAILED, f"a transaction makes at most {MAX_DELIVERIES} deliveries"
+            )
     full = demand.refused_by()
     if full is not None:
         raise ChannelException(

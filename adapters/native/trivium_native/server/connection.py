@@ -441,7 +441,7 @@ class NativeConnection(FramedConnection):
         )
         self._publishes = PublishRequests(self, self._publisher, self._answers, self._long_requests)
         self._requests = Requests(self, vhost, parts)
-        self._transactions = Transactions(self, vhost, self._publisher, parts)
+        self._transactions = Transactions(self, vhost, self._publisher, parts, self._long_requests)
         self.reply(correlation, {})
         if self._blocked is not None:
             self.blocked(self._blocked)

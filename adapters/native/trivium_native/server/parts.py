@@ -282,10 +282,11 @@ class Parts(Timed):
         publisher.blocked = self._broker.alarms.reason
         count, _ = PUBLISH_HEAD.unpack_from(record)
         try:
-            batch = publisher.read(record, PUBLISH_HEAD_SIZE, len(record), count)
+            batch = publisher.batch(record, PUBLISH_HEAD_SIZE, len(record), count)
+            publisher.read(batch)
         except core.TopologyError as error:
             raise of_topology(error) from None
-        publisher.check_read(batch)
+        publisher.check_read(batch, False)
         publisher.publish_read(batch)
         return int(count)
 

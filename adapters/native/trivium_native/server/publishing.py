@@ -25,7 +25,7 @@ from trivium.messages.message import (
 )
 from trivium.messages.topics import MAX_LEVELS
 from trivium.observability.metrics import ProtocolMetrics
-from trivium.routing.exchanges import REJECTED, UNROUTABLE, Demand, Route
+from trivium.routing.exchanges import MAX_DELIVERIES, REJECTED, UNROUTABLE, Demand, Route
 from trivium.routing.retained import RETAINING_EXCHANGE
 from trivium.runtime.broker import Broker
 from trivium.security.permissions import WRITE, Access
@@ -145,7 +145,7 @@ class Publisher:
             at = 0
             end = len(data)
         if count > 1:
-            return self._go_on(self._batch(data, at, end, count), 0)
+            return self._go_on(self.batch(data, at, end, count), 0)
         return self._publish_message(self._read_only(data, at, end))
 
     def _publish_once(self, data: bytes, at: i64, end: i64, count: i64, codec: i64) -> int:
@@ -169,7 +169,7 @@ class Publisher:
             at = 0
             end = len(data)
         if count > 1:
-            batch = self._batch(data, at, end, count)
+            batch = self.batch(data, at, end, count)
             batch.is_idempotent = True
             batch.producer = producer
             batch.epoch = epoch
@@ -223,7 +223,7 @@ class Publisher:
             raise Malformed("PUBLISH has trailing bytes")
         return message
 
-    def _batch(self, data: bytes, at: i64, end: i64, count: i64) -> Batch:
+    def batch(self, data: bytes, at: i64, end: i64, count: i64) -> Batch:
         """What will hold the messages ``data[at:end]``."""
         return Batch(data, at, end, count, self.payloads, self._vhost.topology_version)
 
@@ -263,26 +263,34 @@ class Publisher:
 
     def _take_part(self, batch: Batch) -> bool:
         """Read and publish what fits in the turn; whether that is all."""
+        if not self.read_some(batch):
+            return False
         driver = self._broker.driver
-        count = batch.count
-        while len(batch.messages) < count:
-            self._read(batch, min(count, len(batch.messages) + STEP))
-            if count > STEP and driver.is_turn_long():
-                return False
-        while batch.published < count and not batch.has_stopped:
+        while batch.published < batch.count and not batch.has_stopped:
             self._publish(batch, STEP)
-            if batch.published < count and driver.is_turn_long():
+            if batch.published < batch.count and driver.is_turn_long():
                 return False
         return True
 
-    def read(self, data: bytes, at: i64, end: i64, count: i64) -> Batch:
-        """The messages that ``data[at:end]`` holds.
+    def read_some(self, batch: Batch) -> bool:
+        """Read what fits in the turn; whether all is read.
 
         Raises Malformed, and the errors that refuse the request.
         """
-        batch = self._batch(data, at, end, count)
-        self._read(batch, count)
-        return batch
+        count = batch.count
+        while len(batch.messages) < count:
+            self._read(batch, min(count, len(batch.messages) + STEP))
+            if count > STEP and self._broker.driver.is_turn_long():
+                return False
+        return True
+
+    def read(self, batch: Batch) -> None:
+        """Read what ``read_some`` has not read, and have the routes as they are now. Raises as that
+        does."""
+        if batch.data:
+            self._read(batch, batch.count)
+        elif batch.topology_version != self._vhost.topology_version:
+            self._renew_routes(batch.routes, 0, batch.count)
 
     def _read(self, batch: Batch, until: i64) -> None:
         """Read further messages, until there are so many."""
@@ -466,10 +474,11 @@ class Publisher:
         self._raw_properties = header
         return header
 
-    def check_read(self, batch: Batch) -> None:
-        """Whether all of what was just read can be published, so that nobody sees a part of it.
+    def check_read(self, batch: Batch, is_bounded: bool) -> None:
+        """Whether all of what was just read can be published, so that nobody sees a part of it;
+        with ``is_bounded``, also whether that would hold up everybody.
 
-        Raises Blocked, Unroutable, Rejected.
+        Raises Blocked, Unroutable, Rejected, InvalidArgument.
         """
         messages = batch.messages
         routes = batch.routes
@@ -504,6 +513,8 @@ class Publisher:
                 size += message.size
         if last is not None:
             demand.add(last, size, count)
+        if is_bounded and demand.is_too_much:
+            raise InvalidArgument(f"a transaction makes at most {MAX_DELIVERIES} deliveries")
         full = demand.refused_by()
         if full is not None:
             raise Rejected(f"'{full.name}' has no room for the transaction")

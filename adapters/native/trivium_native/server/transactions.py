@@ -1,8 +1,8 @@
 """TX: publishes, settlements and offset commits that happen together or not at all.
 
 A transaction is one request: it begins and is given up within the client, and the broker holds
-nothing of an open one. It is checked as a whole, then applied within one turn, which is one write
-batch of the storage.
+nothing of an open one. It is read, of very many messages in several turns, then checked as a whole
+and applied within one turn, which is one write batch of the storage.
 
 With a transactional producer it is idempotent: the producer's row says which number was committed
 last, in the same write batch. So a commit that is repeated, because its answer was lost, is known
@@ -13,12 +13,15 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Final
 
+from trivium import errors as core
 from trivium.common.counters import Traffic
 from trivium.idempotence.producers import FENCED
 from trivium.queues.queue import Queue, QueueEntry
 from trivium.security.permissions import WRITE
 from trivium.vhost.virtual_host import VirtualHost
+from trivium_native.server.batches import STEP, Batch
 from trivium_native.server.commits import Commit
+from trivium_native.server.long_requests import LongRequest, LongRequests
 from trivium_native.server.parts import Parts
 from trivium_native.server.publishing import Publisher
 from trivium_native.server.subscriptions import Subscription
@@ -27,6 +30,7 @@ from trivium_native.wire.errors import (
     Fenced,
     InvalidArgument,
     Malformed,
+    NativeError,
     UnknownDelivery,
 )
 from trivium_native.wire.fields import Fields
@@ -62,10 +66,12 @@ class Transactions:
         vhost: VirtualHost,
         publisher: Publisher,
         parts: Parts,
+        long_requests: LongRequests,
     ) -> None:
+        self.publisher = publisher
+        self.long_requests = long_requests
         self._connection = connection
         self._vhost = vhost
-        self._publisher = publisher
         self._parts = parts
 
     def handle(self, correlation: int, data: bytes, at: int, end: int) -> None:
@@ -74,6 +80,15 @@ class Transactions:
         Raises what refuses it: then nothing of it has been done.
         """
         fields, count, at = _split(data, at, end)
+        batch = self.publisher.batch(data, at, end, count)
+        if count > STEP:
+            long = LongTransaction(self, self._connection, correlation, fields, batch)
+            self.long_requests.enter(long)
+        else:
+            self.carry_out(correlation, fields, batch)
+
+    def carry_out(self, correlation: int, fields: Fields, batch: Batch) -> None:
+        """The same of one whose messages may be read already."""
         name = fields.optional_text("producer")
         producer = b""
         epoch = sequence = 0
@@ -96,15 +111,15 @@ class Transactions:
         ]
         wanted = fields.named_counts("parts", MAX_ITEMS)
         fields.finish()
-        publisher = self._publisher
+        publisher = self.publisher
         if wanted:
             if name is None:
                 raise InvalidArgument("parts are committed by the producer that they belong to")
             if publisher.blocked is not None:
                 raise Blocked(publisher.blocked)
         parts = self._parts.find(producer, sequence, wanted)
-        batch = publisher.read(data, at, end, count)
-        publisher.check_read(batch)
+        publisher.read(batch)
+        publisher.check_read(batch, True)
         taken = self._take(settlements)
         try:
             for commit in commits:
@@ -141,7 +156,7 @@ class Transactions:
         if self._parts.is_committed(producer, sequence):
             reply["committed"] = True
         else:
-            self._publisher.check(data, at, end, count)
+            self.publisher.check(data, at, end, count)
             self._parts.stage(producer, sequence, part, index, count, data[at:end])
         self._connection.reply_when_durable(correlation, reply)
 
@@ -174,6 +189,40 @@ class Transactions:
                 f"no delivery from {first} to {last} of subscription {number} is unsettled"
             )
         return subscription, entries
+
+
+class LongTransaction(LongRequest):
+    """One TX with so many messages that they are read in turns."""
+
+    def __init__(
+        self,
+        transactions: Transactions,
+        connection: NativeConnection,
+        correlation: int,
+        fields: Fields,
+        batch: Batch,
+    ) -> None:
+        super().__init__(connection, transactions.long_requests, True)
+        self._transactions = transactions
+        self._correlation = correlation
+        self._fields = fields
+        self._batch = batch
+
+    def release(self) -> None:
+        """It holds nothing that others could want."""
+
+    def step(self) -> bool:
+        transactions = self._transactions
+        publisher = transactions.publisher
+        try:
+            if not publisher.read_some(self._batch):
+                return False
+            transactions.carry_out(self._correlation, self._fields, self._batch)
+        except (NativeError, core.TopologyError) as error:
+            self.connection.refuse_request(self._correlation, error)
+        finally:
+            publisher.payloads = None
+        return True
 
 
 def _split(data: bytes, at: int, end: int) -> tuple[Fields, int, int]:
