@@ -48,6 +48,7 @@ class Farewell(Timed):
         self._connection.say_farewell()
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class Work:
     """What one frame asks for, where that takes several turns."""
 

@@ -11,12 +11,15 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING
 
+from mypy_extensions import mypyc_attr
+
 from trivium.runtime.framed import Work
 
 if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection
 
 
+@mypyc_attr(allow_interpreted_subclasses=True)
 class LongRequest(Work):
     """One of them."""
 
