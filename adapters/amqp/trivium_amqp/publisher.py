@@ -18,6 +18,7 @@ from trivium.errors import AccessRefused, TopologyError
 from trivium.messages.large import Content
 from trivium.messages.message import PROTOCOL_AMQP, Message
 from trivium.routing.exchanges import ACCEPTED, REJECTED, UNROUTABLE, Exchange, Route
+from trivium.runtime.framed import FRAME_DELIVERIES
 from trivium.security.permissions import WRITE
 from trivium_amqp.bodies import Body
 from trivium_amqp.codec import methods
@@ -342,8 +343,8 @@ class Publisher:
             return self._route_later(target, header, message)
         route = self._route_for(target, header, message)
         fans = len(route.destinations)
-        if fans > 1:
-            self._connection.count_deliveries(fans)
+        if fans > FRAME_DELIVERIES:
+            self._connection.count_frames(fans // FRAME_DELIVERIES)
         result = self._vhost.publish(message, route)
         if result == UNROUTABLE:
             self._metrics.messages_unroutable += 1

@@ -33,7 +33,7 @@ from trivium.routing.exchanges import (
     RefusedRoute,
     Route,
 )
-from trivium.runtime.framed import CLOCK_FRAMES, run_length
+from trivium.runtime.framed import CLOCK_FRAMES, FRAME_DELIVERIES, run_length
 from trivium_mqtt.codec.packets import (
     PUBACK,
     PUBCOMP,
@@ -283,8 +283,8 @@ class Incoming:
                 return ACCEPTED, NOT_AUTHORIZED
             route = route.resolve(message)
         fans = len(route.destinations)
-        if fans > 1:
-            self._connection.count_deliveries(fans)
+        if fans > FRAME_DELIVERIES:
+            self._connection.count_frames(fans // FRAME_DELIVERIES)
         result = self._vhost.publish(message, route)
         if result == REJECTED:
             self._metrics.messages_dropped += 1

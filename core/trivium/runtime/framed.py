@@ -132,11 +132,6 @@ class FramedConnection(Connection):
         """So many frames were taken since ``stops_input`` was asked."""
         self._frames = max(self._frames - count, 1)
 
-    def count_deliveries(self, count: int) -> None:
-        """A frame that was taken was a message with so many destinations."""
-        if count > FRAME_DELIVERIES:
-            self.count_frames(count // FRAME_DELIVERIES)
-
     def count_opened(self, size: int) -> None:
         """What was taken came compressed, and is so many bytes more than came."""
         self.count_frames(size // CLOCK_BYTES)
