@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import base64
+import contextlib
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.error import HTTPError
+from urllib.request import Request, urlopen
 
 import pika
 import pytest
@@ -14,6 +18,7 @@ from interop.chromium import page, trust
 from interop.dashboard import MARKUP, STREAMS, Dashboard, dashboard, users
 from interop.native import open_client
 from interop.site import Site
+from trivium.management.rest.live import MAX_CLIENTS
 from trivium_native.values import Publication
 
 pytestmark = [pytest.mark.one_build, pytest.mark.timeout(300)]
@@ -65,6 +70,40 @@ def test_the_overview_moves(site: Dashboard) -> None:
             f" each.textContent.startsWith('{protocol}') && !/ 0\\/s/.test(each.textContent))"
         )
     site.check("overview")
+
+
+def asked_for_live_figures(site: Dashboard, count: int) -> Request:
+    shown = base64.b64encode(b"root:p").decode()
+    url = f"{site.url}api/v1/live?count={count}"
+    return Request(url, headers={"Authorization": f"Basic {shown}"})
+
+
+def test_who_gets_no_place_among_the_live_figures_asks_for_them(site: Dashboard) -> None:
+    tab = site.page
+    site.sign_in()
+    tab.open("about:blank")
+    with contextlib.ExitStack() as others:
+        places = 0
+        # The broker may not have seen yet that the page has left its own.
+        while places < MAX_CLIENTS:
+            with contextlib.suppress(HTTPError):
+                others.enter_context(urlopen(asked_for_live_figures(site, 600), timeout=30))
+                places += 1
+        tab.open(site.url + "#/overview")
+        tab.wait(
+            "[...document.querySelectorAll('.chart:first-child .legend li')].some((each) =>"
+            " each.textContent.startsWith('mqtt') && !/ 0\\/s/.test(each.textContent))"
+        )
+        assert tab.run("document.querySelector('.banner').hidden")
+        assert "running" in tab.run("document.getElementById('state').textContent")
+        tab.open("about:blank")
+    # The browser writes down that there is no place.
+    assert all("429" in each for each in tab.troubles), tab.troubles
+    # There is a place again.
+    while True:
+        with contextlib.suppress(HTTPError):
+            urlopen(asked_for_live_figures(site, 1), timeout=30).read()
+            break
 
 
 def test_queues(site: Dashboard) -> None:
