@@ -8,10 +8,9 @@ import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractAsyncContextManager
 from functools import partial
-from typing import Any, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from trivium.errors import ConfigError, InternalError, TriviumError
-from trivium.observability.span_exporter import SpanExporter
 from trivium.runtime import fetching
 from trivium.runtime.adapter import Adapter, Listener
 from trivium.runtime.admission import Admission
@@ -32,6 +31,9 @@ from trivium.runtime.tracing import MessageTracer
 from trivium.storage.base import Storage
 from trivium.storage.errors import StorageError
 from trivium.storage.memory import MemoryStorage
+
+if TYPE_CHECKING:
+    from trivium.observability.span_exporter import SpanExporter
 
 logger = logging.getLogger(__name__)
 
@@ -116,6 +118,9 @@ class Server:
     def _start_tracing(self) -> None:
         config = self.broker.config.tracing
         if config.endpoint:
+            # A broker without it does not pay for a client of HTTP.
+            from trivium.observability.span_exporter import SpanExporter
+
             self.spans = SpanExporter(config)
             self.broker.virtual_hosts.tracer = MessageTracer(
                 self.broker, config.sample_ratio, config.parent_based, self.spans.spans
