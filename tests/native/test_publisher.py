@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -13,7 +14,7 @@ from trivium.messages.message import Properties
 from trivium_native import connect, errors
 from trivium_native.client import Client, operations
 from trivium_native.client.lasting import LastingConnection
-from trivium_native.values import Publication, Reconnect
+from trivium_native.values import FramedMessages, Publication, Reconnect
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -115,6 +116,39 @@ async def test_what_is_refused_fails_alone(client: Client, idempotent: bool) -> 
             "q", arguments={"x-max-length": 1, "x-overflow": "reject-publish"}
         )
     ).messages == 1
+
+
+@pytest.mark.parametrize("idempotent", [True, False])
+async def test_what_is_refused_is_not_sent_again_and_again(
+    client: Client, idempotent: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A numbered request stops at each message that is refused."""
+    sent = 0
+    publish = operations.publish
+
+    def counted(messages: FramedMessages, *others: Any) -> Any:
+        nonlocal sent
+        sent += messages.count
+        return publish(messages, *others)
+
+    monkeypatch.setattr(operations, "publish", counted)
+    await client.declare_queue("q", arguments={"x-max-length": 5, "x-overflow": "reject-publish"})
+    await client.declare_queue("all")
+    count = 1000
+    async with client.publisher(idempotent=idempotent, linger=1) as publisher:
+        futures = [
+            await publisher.publish(b"x", exchange="", routing_key="q" if number < count else "all")
+            for number in range(2 * count)
+        ]
+        with pytest.raises(errors.Rejected):
+            await publisher.flush()
+    assert [future.exception() is None for future in futures] == [
+        *[True] * 5,
+        *[False] * (count - 5),
+        *[True] * count,
+    ]
+    assert (await client.declare_queue("all")).messages == count
+    assert sent <= 8 * count
 
 
 async def test_a_fenced_publisher_ends(client: Client) -> None:

@@ -266,8 +266,13 @@ class Publisher:
 
     async def _send(self, batch: list[_Waiting]) -> None:
         """Publish these, in order; each gets to know."""
-        while batch:
-            framed = FramedMessages(len(batch), b"".join([entry for entry, _ in batch]))
+        at = 0
+        # Where some are refused, what comes next is sent in smaller requests: to send all the rest
+        # again after each refusal would take very long.
+        most = len(batch)
+        while at < len(batch):
+            part = batch[at : at + most]
+            framed = FramedMessages(len(part), b"".join([entry for entry, _ in part]))
             codec = operations.codec(self._compression, self._connection.protocol.codecs)
             operation = operations.publish(framed, self.producer, codec)
             try:
@@ -276,41 +281,40 @@ class Publisher:
                 else:
                     await self._connection.tell(operation)
             except (Rejected, Unroutable) as error:
-                batch = self._refused_some(batch, error)
+                at += self._refused_some(part, error)
             except (ConnectionFailed, Fenced, OutOfSequence) as error:
-                self._refuse(batch, error)
+                self._refuse(batch[at:], error)
                 if self.producer is not None or self._connection.error is not None:
                     self._end(error)
                 return
             except NativeError as error:
-                if len(batch) == 1:
-                    self._refuse(batch, error)
-                    return
                 # Nothing of it was published: whose fault it is shows one by one.
-                half = len(batch) // 2
-                await self._send(batch[:half])
-                batch = batch[half:]
+                if len(part) == 1:
+                    self._refuse(part, error)
+                    at += 1
             else:
-                self._confirm(batch)
-                return
+                self._confirm(part)
+                at += len(part)
+                most *= 4
+            most = max(most // 2, 1)
 
-    def _refused_some(self, batch: list[_Waiting], error: NativeError) -> list[_Waiting]:
-        """Some are refused; what is still to be published."""
+    def _refused_some(self, batch: list[_Waiting], error: NativeError) -> int:
+        """Some are refused; of how many of the first it is known what became of them."""
         named = error.detail.get("indexes")
         indexes = [each for each in named if isinstance(each, int)] if named else []  # type: ignore[attr-defined]
         if not indexes:
             self._refuse(batch, error)
-            return []
+            return len(batch)
         if self.producer is None:
             refused = set(indexes)
             self._refuse([batch[index] for index in indexes], error)
             self._confirm([each for index, each in enumerate(batch) if index not in refused])
-            return []
+            return len(batch)
         # A numbered request stops there, and that number is the next one.
         first = indexes[0]
         self._confirm(batch[:first])
         self._refuse(batch[first : first + 1], error)
-        return batch[first + 1 :]
+        return first + 1
 
     def _confirm(self, batch: list[_Waiting]) -> None:
         if self.producer is not None:
