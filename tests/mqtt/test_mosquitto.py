@@ -147,7 +147,21 @@ def test_limits_and_storage_have_their_keys(tmp_path: Path) -> None:
     assert tree["auth"]["client_id_pattern"] == r"^a\."
     assert tree["storage"] == {"mode": "disk", "data": "/var/lib/mosquitto/trivium"}
     keys = ("max_queued_messages", "message_size_limit", "memory_limit")
-    assert [note.split(": ")[1] for note in notes] == list(keys)
+    kept = ("persistence", "persistence_location")
+    assert [note.split(": ")[1] for note in notes] == [*keys, *kept]
+
+
+def test_each_line_about_what_is_kept_says_that_messages_stay_behind(tmp_path: Path) -> None:
+    text = "persistence true\npersistence_location /var/lib/\npersistence_file store.db\n"
+    _, notes = converted(tmp_path, text)
+    assert [note.split(": ")[1] for note in notes] == [
+        "persistence",
+        "persistence_location",
+        "persistence_file",
+    ]
+    assert all("retained messages" in note and "sessions" in note for note in notes)
+    # There is nothing to be left behind.
+    assert converted(tmp_path, "persistence false\n")[1] == []
 
 
 def test_a_listener_whose_mount_point_cannot_be_is_left_out(tmp_path: Path) -> None:

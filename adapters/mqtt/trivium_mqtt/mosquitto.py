@@ -140,7 +140,7 @@ class _Conversion:
                 )
             else:
                 self._tree.setdefault(section, {})[key] = value
-                if line.key in _ABOUT:
+                if line.key in _ABOUT and value != "memory":
                     self._note(line, _ABOUT[line.key])
         elif line.key in _OTHERWISE:
             self._note(line, _OTHERWISE[line.key])
@@ -403,10 +403,13 @@ _OF_BROKER: Final[dict[str, tuple[str, str, Callable[[_Line], object]]]] = {
     "persistent_client_expiration": ("mqtt", "maximum_session_expiry", _seconds),
     "sys_interval": ("mqtt", "sys_interval_seconds", _number),
 }
+_LEFT_BEHIND: Final = "retained messages, sessions and what waits for them stay with Mosquitto"
 #: What is to be known about one of them all the same.
 _ABOUT: Final = {
     "memory_limit": "[limits] memory_high_bytes is of the whole process: it has 128 MiB more, and"
     " beyond it publishers wait",
+    "persistence": _LEFT_BEHIND,
+    "persistence_location": f"a new directory there; {_LEFT_BEHIND}",
 }
 
 #: Keys that have another meaning behind `connection`.
@@ -456,7 +459,7 @@ _OTHERWISE: Final = {
     "log_type": "see [log] level",
     "max_inflight_bytes": "see [mqtt] maximum_inflight",
     "max_qos": "all of them are served",
-    "persistence_file": "the data directory has many files",
+    "persistence_file": f"it is not read: {_LEFT_BEHIND}",
     "pid_file": "see the systemd unit",
     "plugin": "see [http_auth] and [jwt] for what plugins are used for",
     "psk_file": "there are no pre-shared keys: client certificates or passwords",
