@@ -97,6 +97,11 @@ def test_a_broker_that_runs_is_recognised(tmp_path: Path) -> None:
         port = line.split("mqtt=127.0.0.1:")[1].split()[0]
         report = ask(*arguments, port)
         assert report.found["data"]["found"].endswith("of a broker that runs")
+        # What it has itself is no trouble.
+        assert (report.code, report.level("mqtt"), report.level("control")) == (0, "ok", "ok")
+        assert report.found["mqtt"]["found"].endswith("is taken, by the broker that runs")
+        with socket.create_server(("127.0.0.1", 0)) as other:
+            report = ask(*arguments, str(other.getsockname()[1]))
         assert (report.code, report.level("mqtt")) == (0, "warning")
     assert (tmp_path / "data" / LOCK_FILE).exists()
     assert ask(*arguments, port).level("mqtt") == "ok"

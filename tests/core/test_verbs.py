@@ -331,7 +331,7 @@ def test_a_password_may_be_in_a_file(broker: Running, commands: Commands, tmp_pa
     code, _, err = commands.run("exchange", "list", *more, place=("--url", url))
     assert (code, err) == (
         EXIT_FAILED,
-        "trivium exchange: user name and password are needed\n",
+        "trivium exchange: wrong user name or password, or it may not come in from here\n",
     )
 
 
@@ -451,6 +451,53 @@ def test_a_shell_completes_nouns_verbs_and_options(capsys: pytest.CaptureFixture
     assert result.stdout.split() == ["purge"]
     assert main(["completion", "zsh"]) == EXIT_OK
     assert "#compdef trivium" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (["import", ""], {"mosquitto", "rabbitmq"}),
+        (["import", "mos"], {"mosquitto"}),
+        (["chaos", ""], {"kill", "pause", "full", "network"}),
+        (["chaos", "kill", "p"], {"pause"}),
+        (["chaos", "--protocol", "m"], {"mqtt"}),
+        (["import", "rabbitmq", "definitions.j"], {"definitions.json"}),
+        (["check", "da"], {"data"}),
+        (["serve", "--data", "d"], {"data"}),
+        (["serve", "--config", "d"], {"data", "definitions.json"}),
+    ],
+)
+def test_a_shell_completes_what_a_command_knows_by_itself(
+    words: list[str], found: set[str], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    (tmp_path / "data").mkdir()
+    (tmp_path / "definitions.json").touch()
+    assert main(["completion", "bash"]) == EXIT_OK
+    line = " ".join(shlex.quote(word) for word in ("trivium", *words))
+    asked = f"COMP_WORDS=({line}); COMP_CWORD={len(words)}; _shtab_trivium"
+    script = f"{capsys.readouterr().out}\n{asked}; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    done = subprocess.run(
+        ["bash", "-c", script], capture_output=True, text=True, timeout=60, cwd=tmp_path
+    )
+    # Options are completed where the next word may be one.
+    assert {each for each in done.stdout.split() if not each.startswith("-")} == found
+
+
+def test_a_package_that_is_missing_is_named_with_its_extra(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("shtab", "rich", "cryptography"):
+        monkeypatch.setitem(sys.modules, package, None)
+    for module in ("completion", "top", "certificates"):
+        monkeypatch.delitem(sys.modules, f"trivium.cli.{module}", raising=False)
+    for arguments, package, extra in (
+        (["completion", "bash"], "shtab", "cli"),
+        (["top"], "rich", "cli"),
+        (["tls", "self-signed", "d"], "cryptography", "encryption"),
+    ):
+        assert main(arguments) == EXIT_FAILED
+        need = f"it needs the package {package}: pip install 'trivium[{extra}]'"
+        assert capsys.readouterr().err == f"trivium {arguments[0]}: {need}\n"
 
 
 def completed(broker: Running, script: str, *words: str) -> list[str]:

@@ -593,16 +593,15 @@ def _run(options: argparse.Namespace) -> int:
     command = options.command
     try:
         module = import_module(f"trivium.cli.{_MODULES[command]}")
-    except ImportError:
-        if command not in _NEEDS:
+        code: int = module.run(options)
+        sys.stdout.flush()
+    except ModuleNotFoundError as error:
+        package, extra = _NEEDS.get(command, ("", ""))
+        if (error.name or "").partition(".")[0] != package:
             raise
-        package, extra = _NEEDS[command]
         need = f"it needs the package {package}: pip install 'trivium[{extra}]'"
         print(f"trivium {command}: {need}", file=sys.stderr)
         return EXIT_FAILED
-    try:
-        code: int = module.run(options)
-        sys.stdout.flush()
     except BrokenPipeError:
         # Whoever reads has seen enough. What is left has nowhere to go.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -50,6 +50,9 @@ _CALLED: Final = {
     "vhost": "vhost",
 }
 
+#: What is a file or directory, and what shtab has for it.
+_PATHS: Final = {"FILE": "FILE", "NEW": "FILE", "DIR": "DIRECTORY"}
+
 #: The words of a command, its parser, and its arguments and options.
 Command = tuple[tuple[str, ...], argparse.ArgumentParser, list[argparse.Action]]
 
@@ -91,7 +94,13 @@ def run(options: argparse.Namespace) -> int:
     import shtab
 
     parser = make_parser(NOUNS)
-    for _, _, actions in commands_of(parser):
+    known = _known()
+    for words, _, actions in commands_of(parser):
+        for action in actions:
+            action.choices = action.choices or known.get((words, action.dest))
+            kind = _PATHS.get(str(action.metavar))
+            if kind is not None:
+                action.complete = getattr(shtab, kind)  # type: ignore[attr-defined]
         _mark(actions)
     functions = {"bash": _BASH, "zsh": _ZSH}
     for shell in functions:
@@ -99,6 +108,19 @@ def run(options: argparse.Namespace) -> int:
             functions[shell] += f'{_function(kind)}() {{ _trivium_names {kind} "$1"; }}\n'
     print(shtab.complete(parser, shell=options.shell, preamble=functions))  # type: ignore[arg-type]
     return EXIT_OK
+
+
+def _known() -> dict[tuple[tuple[str, ...], str], list[str]]:
+    """Words of commands that their parsers do not know, since to find them costs a moment."""
+    from trivium.cli.bench import roads
+    from trivium.cli.chaos import EXPERIMENTS
+    from trivium.cli.importing import sources
+
+    return {
+        (("import",), "source"): sources(),
+        (("chaos",), "experiments"): list(EXPERIMENTS),
+        (("chaos",), "protocols"): sorted(roads()),
+    }
 
 
 def _function(kind: str) -> str:

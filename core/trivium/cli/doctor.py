@@ -24,6 +24,8 @@ from pathlib import Path
 from typing import Final, Literal
 
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
+from trivium.cli.clients import ClientError
+from trivium.cli.control import Api
 from trivium.cli.serve import configure
 from trivium.config import Config
 from trivium.errors import ConfigError, TriviumError
@@ -96,8 +98,9 @@ def examine(config: Config) -> Iterator[Finding]:
     yield _clock()
     if config.storage.mode == "disk":
         yield from _storage(config)
+    running = _running(config)
     for listener in config.all_listeners():
-        yield from _listener(listener)
+        yield from _listener(listener, running)
 
 
 def _build() -> Finding:
@@ -263,13 +266,26 @@ def judged_syncs(taken: list[float]) -> Finding:
     return Finding("sync", "ok", found)
 
 
-def _listener(listener: ListenerConfig) -> Iterator[Finding]:
+def _running(config: Config) -> dict[str, str]:
+    """Where the broker listens that runs with this configuration, as it says itself:
+    by name, one address of each."""
+    control = config.control.listener(config.storage)
+    if control is None:
+        return {}
+    try:
+        found = Api(control.path).pages("listeners", {})
+        return {item["name"]: item["address"] for item in found}
+    except ClientError:
+        return {}
+
+
+def _listener(listener: ListenerConfig, running: dict[str, str]) -> Iterator[Finding]:
     if listener.is_unix:
-        yield _unix(listener)
+        yield _unix(listener, running)
         if isinstance(listener, ControlListener):
             yield from _mode(listener)
     else:
-        yield from _ports(listener)
+        yield from _ports(listener, running)
     if listener.tls is not None:
         try:
             Certificates(listener.name, listener.tls, ())
@@ -277,7 +293,7 @@ def _listener(listener: ListenerConfig) -> Iterator[Finding]:
             yield Finding(listener.name, "error", str(error), "see `trivium tls self-signed`")
 
 
-def _unix(listener: ListenerConfig) -> Finding:
+def _unix(listener: ListenerConfig, running: dict[str, str]) -> Finding:
     may_be_missing = isinstance(listener, ControlListener) and listener.may_be_missing
     if len(os.fsencode(listener.path)) > MOST_PATH_BYTES:
         level: Level = "warning" if may_be_missing else "error"
@@ -293,7 +309,7 @@ def _unix(listener: ListenerConfig) -> Finding:
         )
     with socket.socket(socket.AF_UNIX) as probe:
         if probe.connect_ex(listener.path) == 0:
-            return _taken(listener.name, listener.address)
+            return _taken(listener.name, listener.address, listener.name in running)
     return Finding(listener.name, "ok", f"{listener.address} is free")
 
 
@@ -303,7 +319,7 @@ def _mode(listener: ControlListener) -> Iterator[Finding]:
         yield Finding(listener.name, "warning", listener.danger, advice)
 
 
-def _ports(listener: ListenerConfig) -> Iterator[Finding]:
+def _ports(listener: ListenerConfig, running: dict[str, str]) -> Iterator[Finding]:
     listen = listener.listen
     for host in listen.hosts:
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
@@ -315,7 +331,8 @@ def _ports(listener: ListenerConfig) -> Iterator[Finding]:
             yield Finding(listener.name, "error", f"{place} is not allowed", advice)
         except OSError as error:
             if error.errno == errno.EADDRINUSE:
-                yield _taken(listener.name, place)
+                is_own = running.get(listener.name, "").endswith(f":{listen.port}")
+                yield _taken(listener.name, place, is_own)
             else:
                 advice = "see the addresses of this machine: ip address"
                 yield Finding(
@@ -325,7 +342,9 @@ def _ports(listener: ListenerConfig) -> Iterator[Finding]:
             yield Finding(listener.name, "ok", f"{place} is free")
 
 
-def _taken(name: str, place: str) -> Finding:
+def _taken(name: str, place: str, is_own: bool) -> Finding:
+    if is_own:
+        return Finding(name, "ok", f"{place} is taken, by the broker that runs")
     advice = "by a broker that runs already; or else choose another, or end who has it (ss -ltnp)"
     return Finding(name, "warning", f"{place} is taken", advice)
 

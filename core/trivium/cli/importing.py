@@ -32,6 +32,11 @@ RABBITMQ: Final = "rabbitmq"
 _PLACES: Final = ("data", "config", "url", "vhost", "password_file")
 
 
+def sources() -> list[str]:
+    """Whose files can be read, in order."""
+    return sorted([*entry_points(group="trivium.imports").names, RABBITMQ])
+
+
 def run(options: argparse.Namespace) -> int:
     """Take over what the options say; the exit code."""
     if options.source == RABBITMQ:
@@ -47,15 +52,13 @@ def _into_broker(options: argparse.Namespace) -> None:
 
 def _configure(options: argparse.Namespace) -> int:
     """Print the configuration, or write it where the options say, and the notes; the exit code."""
-    sources = entry_points(group="trivium.imports")
-    if options.source not in sources.names:
-        names = ", ".join(sorted([*sources.names, RABBITMQ]))
-        return _fail(EXIT_USAGE, f"{options.source!r} is not one of {names}")
+    if options.source not in sources():
+        return _fail(EXIT_USAGE, f"{options.source!r} is not one of {', '.join(sources())}")
     for name in _PLACES:
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
             return _fail(EXIT_USAGE, f"a configuration is made, of no broker: no --{flag}")
-    convert: Converter = sources[options.source].load()
+    convert: Converter = entry_points(group="trivium.imports")[options.source].load()
     try:
         text, notes = convert(Path(options.file))
         _check(text)

@@ -339,7 +339,7 @@ class HttpServer:
             except AccessRefused as error:
                 return web.Response(status=403, text=f"{error}\n")
         if identity is None:
-            return web.Response(status=401, headers=_CHALLENGE, text=f"{_CREDENTIALS_NEEDED}\n")
+            return web.Response(status=401, headers=_CHALLENGE, text=f"{_not_in(request)}\n")
         if self._scrapes >= MAX_SCRAPES:
             return web.Response(status=503, text="others ask for metrics just now\n")
         try:
@@ -457,7 +457,7 @@ class HttpServer:
             raise ApiRefused(refusal(401, "not_authorised", "nobody has signed in"))
         found = await self._identify(request, place.admits_anonymous, place.vhost)
         if found is None:
-            raise ApiRefused(refusal(401, "not_authorised", _CREDENTIALS_NEEDED))
+            raise ApiRefused(refusal(401, "not_authorised", _not_in(request)))
         return found
 
     async def _feed(
@@ -638,11 +638,19 @@ class HttpServer:
 _PUT_OFF: Final = "too many want to come in: try again later"
 #: Methods whose answers have an entity tag: what they show may be looked at again and again.
 _TAGGED: Final = ("GET", "HEAD")
-_CREDENTIALS_NEEDED: Final = "user name and password are needed"
 #: What is shown may be anything: no browser is to take it for a page.
 _API_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 _CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Basic realm="trivium", charset="UTF-8"'}
 _PAGE_CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Bearer realm="trivium"'}
+
+
+def _not_in(request: web.Request) -> str:
+    """Why a client does not come in; which part of what it has shown is wrong is not said."""
+    if hdrs.AUTHORIZATION not in request.headers:
+        return "user name and password are needed"
+    is_bearer = request.headers[hdrs.AUTHORIZATION].lower().startswith("bearer ")
+    what = "token or API key" if is_bearer else "user name or password"
+    return f"wrong {what}, or it may not come in from here"
 
 
 def _certificate_of(request: web.Request) -> tuple[str, bool]:
