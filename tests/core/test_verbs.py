@@ -488,8 +488,8 @@ def test_a_package_that_is_missing_is_named_with_its_extra(
 ) -> None:
     for package in ("shtab", "rich", "cryptography"):
         monkeypatch.setitem(sys.modules, package, None)
-    for module in ("completion", "top", "certificates"):
-        monkeypatch.delitem(sys.modules, f"trivium.cli.{module}", raising=False)
+    for name in ("completion", "top", "certificates"):
+        monkeypatch.delitem(sys.modules, f"trivium.cli.{name}", raising=False)
     for arguments, package, extra in (
         (["completion", "bash"], "shtab", "cli"),
         (["top"], "rich", "cli"),
