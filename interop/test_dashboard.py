@@ -16,6 +16,7 @@ from pika.exceptions import ConnectionClosedByBroker
 from interop.brokers import LOOPBACK
 from interop.chromium import page, trust
 from interop.dashboard import MARKUP, STREAMS, Dashboard, dashboard, users
+from interop.management import Api
 from interop.native import open_client
 from interop.site import Site
 from trivium.management.rest.live import MAX_CLIENTS
@@ -199,6 +200,35 @@ def test_a_queue_is_created_purged_and_deleted_by_keyboard(site: Dashboard) -> N
     tab.wait("document.querySelector('h1')?.textContent === 'Queues'")
     tab.wait("document.querySelector('tbody') && !document.body.innerText.includes('new <b>')")
     site.check_text()
+
+
+def test_what_is_called_dots_is_shown_and_deleted_and_nothing_else(site: Dashboard) -> None:
+    # A browser takes these two out of a path, and asks for what is left of it.
+    api = Api(site.broker.ports["http"], "root:p")
+    policy = {"pattern": "^x", "definition": {"max-length": 1}}
+    for path in ("vhosts/dotted", "queues/dotted/..", "policies/dotted/..", "policies/dotted/."):
+        api.put(path, policy if path.startswith("policies") else {})
+    tab = site.page
+    site.sign_in()
+    for name in ("..", "."):
+        row = (
+            "[...document.querySelectorAll('tbody tr')].find((each) =>"
+            f" each.cells[0].textContent.trim() === '{name}')"
+        )
+        site.visit("policies", waits_for=row)
+        tab.run(f"[...{row}.querySelectorAll('button')].at(-1).click()")
+        tab.wait("document.querySelector('dialog[open]')")
+        tab.run("document.querySelector('dialog [type=submit]').click()")
+        tab.wait(f"!{row}")
+    site.visit("queues", "dotted", "..", waits_for=f"{button('Delete')}?.disabled === false")
+    tab.run(f"{button('Delete')}.click()")
+    tab.wait("document.activeElement.name === 'name'")
+    tab.type("..")
+    tab.press("Enter")
+    tab.wait("document.querySelector('h1')?.textContent === 'Queues'")
+    site.visit("vhosts", "dotted", waits_for="document.querySelector('h1')")
+    tab.wait("document.querySelector('h1').textContent.includes('dotted')")
+    assert tab.troubles == []
 
 
 def test_lists_are_searched_sorted_and_cut_into_pages(site: Dashboard) -> None:

@@ -15,29 +15,19 @@ import aiomqtt
 import jwt
 import pytest
 from openapi_spec_validator import OpenAPIV31SpecValidator
-from paho.mqtt.packettypes import PacketTypes
-from paho.mqtt.properties import Properties
 
 import trivium_native
-from tests.support.rest import DOCUMENT, USERS, authorization, filled, serve
+from tests.support.rest import DOCUMENT, USERS, authorization, expiring, filled, said, serve
 from trivium.config import HttpAuthConfig, JwtConfig
 from trivium.management.endpoints import CLIENTS
 from trivium.management.rest import ENDPOINTS, general
 from trivium.management.rest.document import document
-from trivium.management.rest.operations import Operation
 from trivium.messages.message import PROTOCOL_NONE, Address, Message
 from trivium.runtime.broker import Broker
 from trivium.vhost.predeclared import EVENT_EXCHANGE
 from trivium_native.errors import ClosedByOperator
 
 SECRET = "a secret of more than thirty-two bytes"
-
-
-def expiring(seconds: int) -> Properties:
-    """What a client asks for whose session outlives its connection."""
-    properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
-    properties.SessionExpiryInterval = seconds
-    return properties
 
 
 def retain(broker: Broker, key: bytes, payload: bytes) -> None:
@@ -890,12 +880,6 @@ async def test_what_cannot_be_is_refused_by_a_problem(tmp_path: Path) -> None:
             status, found = await site.ask(method, path, **options)
             assert status == wanted, (method, path, options, found)
         assert await site.names("vhosts") == ["/"]
-
-
-def said(operation: Operation) -> dict[str, str]:
-    """What a request of an operation says of its body."""
-    kind = "application/octet-stream" if operation.is_raw else "application/json"
-    return {"Content-Type": kind} if operation.method == "POST" else {}
 
 
 @pytest.mark.parametrize("user", ["", "joe", "man", "pol", "ann", "root"])

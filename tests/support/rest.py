@@ -12,11 +12,14 @@ from typing import Any
 
 import aiohttp
 from jsonschema import Draft202012Validator
+from paho.mqtt.packettypes import PacketTypes
+from paho.mqtt.properties import Properties
 from yarl import URL
 
 from trivium.config import AuditConfig, Config, Listen, StorageConfig, UserConfig
 from trivium.management.rest import ENDPOINTS
 from trivium.management.rest.document import document
+from trivium.management.rest.operations import Operation
 from trivium.runtime.broker import Broker
 
 EVERYTHING = {"*": {"configure": ".*", "write": ".*", "read": ".*"}}
@@ -172,3 +175,16 @@ def filled(path: str) -> str:
         "%2F" if each == "{vhost}" else "nothing" if each.startswith("{") else each
         for each in segments
     )
+
+
+def said(operation: Operation) -> dict[str, str]:
+    """What a request of an operation says of its body."""
+    kind = "application/octet-stream" if operation.is_raw else "application/json"
+    return {"Content-Type": kind} if operation.method == "POST" else {}
+
+
+def expiring(seconds: int) -> Properties:
+    """What a client asks for whose session outlives its connection."""
+    properties = Properties(PacketTypes.CONNECT)  # type: ignore[no-untyped-call]
+    properties.SessionExpiryInterval = seconds
+    return properties

@@ -13,7 +13,8 @@ from typing import Any, Final
 
 from trivium.cli import EXIT_OK, NOUNS, make_parser
 from trivium.cli.clients import ClientError, UsageError
-from trivium.cli.control import find_api, segment
+from trivium.cli.control import find_api
+from trivium.management.segments import segment
 
 #: Time until the broker has answered: what it has told by then is completed.
 SECONDS: Final = 1.0

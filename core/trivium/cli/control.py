@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final
-from urllib.parse import SplitResult, quote, unquote, urlencode, urlsplit
+from urllib.parse import SplitResult, unquote, urlencode, urlsplit
 
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from trivium.cli.clients import ClientError, UsageError, speaks_tls, tls_of
@@ -183,11 +183,6 @@ def _fail(options: argparse.Namespace, code: int, error: Exception) -> int:
     text = printable(" ".join(str(error).split()))
     print(f"trivium {options.command}: {text}", file=sys.stderr)
     return code
-
-
-def segment(name: str) -> str:
-    """A name as a segment of a path."""
-    return quote(name, safe="", errors="surrogateescape")
 
 
 def find_api(options: argparse.Namespace) -> Api:

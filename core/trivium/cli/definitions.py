@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Any, Final
 
 from trivium.cli.clients import ClientError, UsageError
-from trivium.cli.control import find_api, run_command, segment
+from trivium.cli.control import find_api, run_command
 from trivium.cli.progress import progress
 from trivium.cli.tables import print_json, printable
+from trivium.management.segments import segment
 
 #: What a document consists of, in the order in which it is imported.
 SECTIONS: Final = (

@@ -22,13 +22,14 @@ from typing import Annotated, Any, Final, Literal, get_args, get_origin
 
 from trivium.cli import reading
 from trivium.cli.clients import UsageError
-from trivium.cli.control import Api, find_api, run_command, segment
+from trivium.cli.control import Api, find_api, run_command
 from trivium.cli.progress import progress
 from trivium.cli.server_options import add_control
 from trivium.cli.tables import at, print_json, print_record, print_rows
 from trivium.management.rest import ENDPOINTS
 from trivium.management.rest.operations import Operation
 from trivium.management.rest.schema import About, Unprocessable, hints_of, taken
+from trivium.management.segments import segment
 
 #: Operations by name.
 OPERATIONS: Final[dict[str, Operation]] = {each.name: each for each in ENDPOINTS}

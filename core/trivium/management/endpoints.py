@@ -127,9 +127,7 @@ class Endpoints:
             self._by_length.setdefault(len(segments), []).append((segments, methods))
 
     def find(self, path: tuple[str, ...]) -> Place | None:
-        """What stands at a path, whose empty last segment says nothing; None for nothing."""
-        if path and not path[-1]:
-            path = path[:-1]
+        """What stands at a path; None for nothing."""
         for segments, methods in self._by_length.get(len(path), ()):
             names = _names(segments, path)
             if names is not None:

@@ -24,6 +24,7 @@ from trivium.management.endpoints import (
     Place,
 )
 from trivium.management.listing import only_columns
+from trivium.management.segments import DOTS, name_of, segment
 from trivium.management.state import ManagementState
 from trivium.observability.api import OWN, ApiAnswer, ApiPlace, ApiRefused, ApiRequest, refusal
 from trivium.security.identity import ADMINISTRATOR, MANAGEMENT, MONITORING, POLICYMAKER
@@ -105,9 +106,16 @@ class Management:
         self._call(lambda: self._state.waits.left(request))
 
     def _found(self, method: str, path: tuple[str, ...]) -> tuple[Place, Endpoint]:
-        place = self._endpoints.find(path)
+        is_own = path[:1] == (OWN,)
+        if is_own:
+            path = _names_in(path)
+        elif path[-1:] == ("",) and method != "DELETE":
+            # As with RabbitMQ a slash at the end says nothing.
+            path = path[:-1]
+        # An empty name is most often one that a browser or a script has lost.
+        place = None if is_own and "" in path else self._endpoints.find(path)
         if place is None:
-            error = "not_found" if path[:1] == (OWN,) else "Object Not Found"
+            error = "not_found" if is_own else "Object Not Found"
             raise ApiRefused(refusal(404, error, NOT_FOUND))
         endpoint = place.endpoint(method)
         if endpoint is None:
@@ -198,3 +206,12 @@ class Management:
             done(answer)
         finally:
             broker.events.serving = before
+
+
+def _names_in(path: tuple[str, ...]) -> tuple[str, ...]:
+    """What the segments of a path of our own API stand for. Raises ApiRefused."""
+    for each in path:
+        if each in DOTS:
+            text = f"in a path the name {each!r} is {segment(each)}"
+            raise ApiRefused(refusal(400, "bad_request", text))
+    return tuple(map(name_of, path))

@@ -20,6 +20,7 @@ from trivium.management.endpoints import (
 )
 from trivium.management.rest.operations import CONDITIONS
 from trivium.management.rest.schema import SCHEMAS, Count, model_schema, models_in, schema_of
+from trivium.management.segments import DOTS
 from trivium.management.values import encode
 
 if TYPE_CHECKING:
@@ -135,7 +136,8 @@ def _names(path: str) -> list[str]:
 
 
 def _path_parameter(name: str) -> dict[str, object]:
-    schema = {"type": "string", "minLength": 1}
+    # Clients that make paths of it would ask for another path.
+    schema = {"type": "string", "minLength": 1, "not": {"enum": list(DOTS)}}
     return {"name": name, "in": "path", "required": True, "schema": schema}
 
 

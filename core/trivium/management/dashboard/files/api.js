@@ -13,9 +13,17 @@ export class Problem extends Error {
   }
 }
 
+// "." and "..", which browsers take out of paths, are encoded twice; so are these names encoded.
+function segment(value) {
+  let name = String(value);
+  if (/^\.\.?$/.test(name)) name = name.replaceAll(".", "%2E");
+  else if (/^%(25)*2E(%(25)*2E)?$/.test(name)) name = name.replaceAll("%", "%25");
+  return encodeURIComponent(name);
+}
+
 // A path whose values are segments: at`vhosts/${vhost}/queues/${name}`.
 export function at(texts, ...values) {
-  return texts.reduce((path, text, index) => path + encodeURIComponent(values[index - 1]) + text);
+  return texts.reduce((path, text, index) => path + segment(values[index - 1]) + text);
 }
 
 // What is asked for where one virtual host is chosen, or none: inVhost("/", "queues").
