@@ -67,6 +67,9 @@ class _Fitted:
         self.between_sizes = between_sizes
         self.tail = tail
         self.total = total
+        #: what is before the size of a message with a header of another size
+        self.other_size = -1
+        self.other_before = b""
 
 
 class AmqpConsumer(Consumer):
@@ -207,16 +210,17 @@ class AmqpConsumer(Consumer):
         if self._size < 0 or self._shows_offset or not 0 < size <= room:
             return False
         header = message.header
+        known = len(self._header)
         usual = self._usual
         if message.traced != SAMPLED:
-            self._usual = None
             if usual is not None and header == usual.header:
                 self._header, self._size, self._total = header, usual.size, usual.total
                 self._before_size, self._between_sizes = usual.before_size, usual.between_sizes
                 self._tail = usual.tail
                 return True
+            self._usual = usual = None
         elif usual is None:
-            self._usual = _Fitted(
+            self._usual = usual = _Fitted(
                 self._header,
                 self._size,
                 self._before_size,
@@ -224,8 +228,9 @@ class AmqpConsumer(Consumer):
                 self._tail,
                 self._total,
             )
-        known = len(self._header)
-        if len(header) != known:
+        if usual is not None and len(header) == usual.other_size:
+            self._before_size = usual.other_before
+        elif len(header) != known:
             if len(header) > room - CONTENT_HEADER_SIZE:
                 return False
             writer = BytesWriter()
@@ -237,6 +242,8 @@ class AmqpConsumer(Consumer):
             write_i32_be(writer, i32(CONTENT_HEADER_SIZE + len(header)))
             writer.write(CONTENT_HEADER)
             self._before_size = writer.getvalue()
+            if usual is not None:
+                usual.other_size, usual.other_before = len(header), self._before_size
         self._between_sizes = header + self._between_sizes[known:]
         self._header = header
         return self._has_resized(size)

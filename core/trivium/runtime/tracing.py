@@ -60,6 +60,8 @@ _RANDOM: Final[i64] = 128 * 24
 _MOST_ID: Final[i64] = (1 << 63) - 1
 #: Characters of an attribute.
 _MAX_TEXT: Final = 256
+#: between the digits of trace and span
+_HYPHEN: Final = 0x2D
 #: of attributes in a span
 _ATTRIBUTE: Final = 9
 
@@ -214,9 +216,13 @@ class MessageTracer(Tracer):
         followed.exchange = exchange = message.address.exchange or "amq.default"
         followed.parts = self._parts_of_publish(message, vhost, exchange, template.identifiers)
         if template.takes_context:
-            message.set_header(
-                b"".join((template.before, trace_digits, b"-", span_digits, template.behind))
-            )
+            writer = BytesWriter()
+            writer.write(template.before)
+            writer.write(trace_digits)
+            writer.append(_HYPHEN)
+            writer.write(span_digits)
+            writer.write(template.behind)
+            message.set_header(writer.getvalue())
             message.trace = followed
         else:
             # Nobody would find it again.
