@@ -6,11 +6,13 @@ Part of the schema of `trivium.config`, which has these names as well.
 from __future__ import annotations
 
 import ipaddress
+import platform
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, ClassVar, Final, Literal
+from urllib.parse import urlsplit
 
 from trivium.common.quotas import LISTENER, check_limits
 from trivium.errors import ConfigError, PreconditionFailed
@@ -98,6 +100,22 @@ def is_loopback(host: str) -> bool:
         return False
     mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
     return (mapped or address).is_loopback
+
+
+def names_this_machine(host: str) -> bool:
+    """Whether a client calls us by a name of this machine (``Host``, RFC 9110, 7.2), or by none.
+
+    A page of another site calls us by its own, though that may lead here (DNS rebinding): no name
+    below ``localhost`` can (RFC 6761, 6.3), and no address.
+    """
+    try:
+        name = urlsplit(f"//{host}").hostname
+    except ValueError:
+        return False
+    if not name:
+        return not host
+    name = name.removesuffix(".")
+    return name.endswith(".localhost") or name == platform.node().lower() or is_loopback(name)
 
 
 def join_address(host: str, port: int) -> str:

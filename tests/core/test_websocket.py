@@ -301,6 +301,23 @@ def test_a_page_without_tls_is_not_of_the_host_that_has_it(
     assert head.split()[1] == ("101" if is_admitted else "403")
 
 
+@pytest.mark.parametrize(
+    ("host", "is_admitted"),
+    [("localhost:80", True), ("127.0.0.1", True), ("[::1]", True), ("a.example", False)],
+)
+def test_a_page_of_another_host_that_leads_to_this_machine_is_not_admitted(
+    host: str, is_admitted: bool
+) -> None:
+    listener = ListenerConfig(protocol="mqtt", address="127.0.0.1:0", websocket="/mqtt")
+    head = answer(
+        request("/mqtt", f"Origin: http://{host}", f"Host: {host}"),
+        Terms.of(listener, "/mqtt", TERMS.protocol),
+    )
+    assert head.split()[1] == ("101" if is_admitted else "403")
+    head = answer(request("/mqtt", f"Host: {host}"), Terms.of(listener, "/mqtt", TERMS.protocol))
+    assert head.split()[1] == "101"
+
+
 def test_subprotocol_need_not_be_offered_where_it_is_not_asked_for() -> None:
     terms = Terms("/", WebSocketTerms("/", ("amqp",), must_offer=False))
     assert "Sec-WebSocket-Protocol" not in answer(request("/", "Sec-WebSocket-Protocol: "), terms)

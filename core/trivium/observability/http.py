@@ -34,7 +34,7 @@ from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.typedefs import Handler
 
 from trivium.errors import AccessRefused
-from trivium.listen import ControlListener, ListenerConfig, is_loopback
+from trivium.listen import ControlListener, ListenerConfig, is_loopback, names_this_machine
 from trivium.observability.api import (
     OWN,
     Api,
@@ -325,7 +325,9 @@ class HttpServer:
 
     async def _get_metrics(self, request: web.Request) -> web.StreamResponse:
         try:
-            login = await self._identify(request, True)
+            # They tell of no message: whatever probes and scrapes call us, they may have them.
+            admits_anonymous = self._authenticator.admits_anonymous(self._listener)
+            login = await self._identify(request, admits_anonymous)
         except ApiRefused as refused:
             return web.Response(
                 status=refused.answer.status, headers=refused.answer.headers, text=f"{_PUT_OFF}\n"
@@ -455,9 +457,16 @@ class HttpServer:
         if _is_page(request):
             # Whoever has not signed in does not try to come in by that.
             raise ApiRefused(refusal(401, "not_authorised", "nobody has signed in"))
-        found = await self._identify(request, place.admits_anonymous, place.vhost)
+        is_local = self._is_called_local(request)
+        admits_anonymous = place.admits_anonymous and self._authenticator.admits_anonymous(
+            self._listener, is_local
+        )
+        found = await self._identify(request, admits_anonymous, place.vhost)
         if found is None:
-            raise ApiRefused(refusal(401, "not_authorised", _not_in(request)))
+            text = _not_in(request)
+            if not is_local and self._is_local(request):
+                text = f"{text}; {_CALLED_OTHERWISE}"
+            raise ApiRefused(refusal(401, "not_authorised", text))
         return found
 
     async def _feed(
@@ -490,13 +499,17 @@ class HttpServer:
     def _is_local(self, request: web.Request) -> bool:
         return self._listener.is_unix or is_loopback(request.remote or "")
 
+    def _is_called_local(self, request: web.Request) -> bool:
+        """Whether we are called by a name of this machine. No browser comes by a Unix socket."""
+        return self._listener.is_unix or names_this_machine(request.headers.get(hdrs.HOST, ""))
+
     async def _identify(
         self, request: web.Request, admits_anonymous: bool, vhost: str = ""
     ) -> Login | None:
         """By what a client is in who asks, for something in ``vhost`` if it names one; None when it
-        may not. Where nobody comes in without credentials, whatever the listener admits, not
-        ``admits_anonymous``. Raises ApiRefused where there was no time to look, and where it is in
-        but may not enter the virtual host."""
+        may not. Where ``admits_anonymous`` it may without credentials. Raises ApiRefused where
+        there was no time to look, and where it is in but may not enter the virtual host.
+        """
         username, password = None, b""
         header = request.headers.get(hdrs.AUTHORIZATION, "")
         if not header and isinstance(self._listener, ControlListener):
@@ -516,11 +529,9 @@ class HttpServer:
             username=username,
             password=password,
             address=request.remote or "",
-            is_loopback=self._is_local(request),
+            is_loopback=self._is_local(request) and self._is_called_local(request),
             methods=self._listener.methods,
-            admits_anonymous=(
-                admits_anonymous and self._authenticator.admits_anonymous(self._listener)
-            ),
+            admits_anonymous=admits_anonymous,
             protocol=self._listener.protocol,
             listener=self._listener.name,
             certificate_user=owner,
@@ -638,6 +649,9 @@ class HttpServer:
 _PUT_OFF: Final = "too many want to come in: try again later"
 #: Methods whose answers have an entity tag: what they show may be looked at again and again.
 _TAGGED: Final = ("GET", "HEAD")
+_CALLED_OTHERWISE: Final = (
+    "as one of this machine comes only who calls it localhost, or by its own address, in Host"
+)
 #: What is shown may be anything: no browser is to take it for a page.
 _API_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 _CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Basic realm="trivium", charset="UTF-8"'}

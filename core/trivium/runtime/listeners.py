@@ -195,9 +195,7 @@ class Listeners:
             raise ConfigError(f"{config.name}: {adapter.name} is not spoken over WebSocket")
         from trivium.runtime.websocket import Terms, Upgrade
 
-        terms = Terms(
-            config.websocket, adapter.websocket, config.websocket_origins, config.tls is not None
-        )
+        terms = Terms.of(config, config.websocket, adapter.websocket)
         return lambda is_outermost: Upgrade(server, listener, adapter, terms, is_outermost)
 
     def _upgrader(
@@ -208,7 +206,7 @@ class Listeners:
 
         server = self._server
         config = listener.config
-        terms = Terms(protocol.path, protocol, config.websocket_origins, config.tls is not None)
+        terms = Terms.of(config, protocol.path, protocol)
         return lambda counted: Upgrade(server, listener, adapter, terms, True, counted)
 
     def _behind_proxies(self, config: ListenerConfig, take: Callable[[], Any]) -> Callable[[], Any]:

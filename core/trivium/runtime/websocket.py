@@ -26,6 +26,7 @@ from websockets.server import ServerProtocol
 from websockets.typing import Subprotocol
 
 from trivium.common.pieces import Piece
+from trivium.listen import ListenerConfig, names_this_machine
 from trivium.runtime.adapter import Adapter, Listener, WebSocketTerms
 from trivium.runtime.handshakes import Handshake
 from trivium.runtime.sockets import (
@@ -82,6 +83,7 @@ class Terms:
         protocol: WebSocketTerms,
         origins: Sequence[str] = (),
         has_tls: bool = False,
+        is_local: bool = False,
     ) -> None:
         #: the only path that is served
         self.path = path
@@ -93,6 +95,15 @@ class Terms:
         # Then pages that came without are not of the same host: anybody on their way may have
         # written them.
         self._has_tls = has_tls
+        # Then those are of this machine: a page of another host was led here (DNS rebinding).
+        self._is_local = is_local
+
+    @classmethod
+    def of(cls, listener: ListenerConfig, path: str, protocol: WebSocketTerms) -> Terms:
+        """Those of a listener."""
+        has_tls = listener.tls is not None
+        is_local = listener.is_loopback and not listener.is_unix
+        return cls(path, protocol, listener.websocket_origins, has_tls, is_local)
 
     def admits(self, request: Request) -> bool:
         """Whether a browser may connect from the page that it says (section 10.2). What is no
@@ -111,6 +122,8 @@ class Terms:
                 return False
             port = origin.port or _SCHEME_PORTS.get(origin.scheme)
             for host in request.headers.get_all("Host"):
+                if self._is_local and not names_this_machine(host):
+                    return False
                 asked = urlsplit("//" + host)
                 asked_port = asked.port or _SCHEME_PORTS.get(origin.scheme)
                 return (origin.hostname, port) == (asked.hostname, asked_port)

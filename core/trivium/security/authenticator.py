@@ -72,10 +72,11 @@ class Authenticator:
         # By chain, the iterations that users have, for those who have none.
         self._iterations: dict[tuple[str, ...], list[int]] = {}
 
-    def admits_anonymous(self, listener: ListenerConfig) -> bool:
-        """Whether clients without credentials may connect to this listener."""
+    def admits_anonymous(self, listener: ListenerConfig, is_local: bool = True) -> bool:
+        """Whether clients without credentials may connect to this listener: one that is not
+        ``is_local`` speaks for somebody elsewhere, though it is on this machine."""
         rule = listener.anonymous or self._anonymous
-        return listener.is_loopback if rule == "loopback" else rule == "always"
+        return is_local and listener.is_loopback if rule == "loopback" else rule == "always"
 
     def authenticate(self, attempt: Attempt, done: Done) -> None:
         """Call `done` with who the client is, None when it may not connect: at once, or later.
