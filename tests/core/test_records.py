@@ -128,6 +128,13 @@ def test_constant_columns_are_stored_once() -> None:
     assert view.integer(PRIORITY, 99) == 3
 
 
+@pytest.mark.parametrize("keys", [[b"a", b"b", b"a"], [b"", b""], [b"", None]])
+def test_keys_are_as_they_were(keys: list[bytes | None]) -> None:
+    described = [Described(key, None, [], []) for key in keys]
+    view = RecordBatch(encode_batch([make() for _ in keys], described))
+    assert [view.binary(KEY, row) for row in range(view.count)] == keys
+
+
 @pytest.mark.parametrize(
     ("value", "expected"),
     [

@@ -235,28 +235,21 @@ class _Columns:
 
     def add_binary(self, column: int, values: list[bytes]) -> None:
         """Constant where all are equal, else plain."""
-        first = values[0]
-        if values.count(first) == len(values):
-            self.add_constant(column, first)
+        if _are_equal(values):
+            self.add_constant(column, values[0])
         else:
             self.begin(column, PLAIN)
             self.write_binary(values)
 
+    def add_present(self, column: int, values: list[bytes]) -> None:
+        """The same of values that may be empty, and are there then."""
+        is_constant = _are_equal(values)
+        self.begin(column, CONSTANT if is_constant else PLAIN)
+        self.write_binary(values[:1] if is_constant else values)
+
     def add_nullable(self, column: int, values: list[bytes | None]) -> None:
-        """Plain with a bitmap where some are null; absent where all are."""
-        nulls = values.count(None)
-        present = [value for value in values if value is not None]
-        if not present:
-            return
-        if nulls == 0:
-            if present.count(present[0]) == len(present):
-                self.begin(column, CONSTANT)
-                self.write_binary([present[0]])
-            else:
-                self.begin(column, PLAIN)
-                self.write_binary(present)
-            return
-        self.begin(column, NULLABLE, nulls)
+        """Plain with a bitmap, where some are null."""
+        self.begin(column, NULLABLE, values.count(None))
         validity = bytearray((len(values) + 7) // 8)
         for index, value in enumerate(values):
             if value is not None:
@@ -310,6 +303,36 @@ class _Columns:
                 )
             )
         return [directory.getvalue(), *self._pieces]
+
+
+def _are_equal(values: list[bytes]) -> bool:
+    first = values[0]
+    # Where they differ the last one mostly does, and not all are compared.
+    return values[-1] == first and values.count(first) == len(values)
+
+
+class _Shown:
+    """What a batch shows of its messages' properties, found in one pass."""
+
+    def __init__(self, described: list[Described]) -> None:
+        first = described[0]
+        #: those that are there, in order
+        self.keys: list[bytes] = []
+        self.types: list[bytes] = []
+        self.has_one = True
+        self.has_headers = False
+        keys, types = self.keys, self.types
+        for row in described:
+            key = row.key
+            if key is not None:
+                keys.append(key)
+            content_type = row.content_type
+            if content_type is not None:
+                types.append(content_type)
+            if row is not first:
+                self.has_one = False
+            if row.names:
+                self.has_headers = True
 
 
 class _Common:
@@ -379,8 +402,12 @@ def _write_columns(
         columns.begin(TIMESTAMP, PLAIN)
         for message in messages:
             columns.write_long(message.timestamp)
-    if described is not None:
-        columns.add_nullable(KEY, [row.key for row in described])
+    shown = None if described is None else _Shown(described)
+    if described is not None and shown is not None:
+        if len(shown.keys) == len(described):
+            columns.add_present(KEY, shown.keys)
+        elif shown.keys:
+            columns.add_nullable(KEY, [row.key for row in described])
     if common.has_exchange:
         columns.add_constant(EXCHANGE, first.address.exchange.encode())
     else:
@@ -392,14 +419,16 @@ def _write_columns(
         columns.add_binary(ROUTING_KEY, [message.address.key for message in messages])
     columns.begin(PAYLOAD, PLAIN)
     columns.write_payloads(messages)
-    if described is not None:
-        columns.add_nullable(CONTENT_TYPE, [row.content_type for row in described])
-        shown = described[0]
-        if described.count(shown) == len(described):
-            if shown.names:
-                columns.add_headers(CONSTANT, [shown])
-        elif any(len(row.names) > 0 for row in described):
-            columns.add_headers(PLAIN, described)
+    if described is not None and shown is not None:
+        if len(shown.types) == len(described):
+            columns.add_present(CONTENT_TYPE, shown.types)
+        elif shown.types:
+            columns.add_nullable(CONTENT_TYPE, [row.content_type for row in described])
+        if shown.has_headers:
+            if shown.has_one:
+                columns.add_headers(CONSTANT, described[:1])
+            else:
+                columns.add_headers(PLAIN, described)
         columns.add_binary(SOURCE_HEADER, [message.header for message in messages])
     _write_numbers(columns, messages, common)
     return common

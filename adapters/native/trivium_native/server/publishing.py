@@ -460,10 +460,11 @@ class Publisher:
             return header
         header = data[at:end]
         if key_at(header):
-            # A key says nothing of the delivery, and each message may have another.
+            # A key says nothing of the delivery. Each message may have another, so the next one is
+            # not compared with this one.
             self._expiration = self._delivery = -1
             self._delay = 0
-            self._raw_properties = header
+            self._raw_properties = b""
             return header
         properties = decode_properties(header)
         expiration = properties.expiration
