@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import weakref
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -261,3 +263,57 @@ async def test_queues_are_sorted_by_what_is_shown_of_them(tmp_path: Path) -> Non
                     at = json.dumps(at, separators=(",", ":"))
                 shown.append((at is not None, at if at is not None else 0))
             assert shown == sorted(shown), field
+
+
+class Thing:
+    """Something of which a list knows whether it is still there."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+
+@pytest.mark.parametrize("query", [{}, {"sort_reverse": "true"}, {"sort": "size"}])
+def test_a_long_list_lets_its_items_go_as_they_are_written(query: dict[str, str]) -> None:
+    known = weakref.WeakSet[Thing]()
+
+    def things() -> Iterator[Thing]:
+        for number in range(5000):
+            thing = Thing(f"{number:05}")
+            known.add(thing)
+            yield thing
+
+    def describe(thing: Thing) -> dict[str, object]:
+        return described(thing.name)
+
+    found = Listing(call_with(query), things(), describe, lambda thing: (thing.name,)).answer()
+    counts = [(len(part), len(known)) for part in found.parts or () if part]
+    assert counts[0][1] > 4000
+    assert counts[-1][1] < 50
+
+
+async def test_bindings_of_one_source_or_destination_are_those_among_all(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        vhost = site.broker.vhost("/")
+        for name in ("q", "r"):
+            vhost.declare_queue(name)
+            body = {"source": "amq.topic", "destination": name, "key": f"k.{name}"}
+            assert (await site.ask("POST", "vhosts/%2F/bindings", json=body))[0] == 201
+        path = "vhosts/%2F/bindings"
+
+        async def ends(query: str) -> list[tuple[str, str]]:
+            _, found = await site.ask("GET", path + query)
+            return [(each["source"], each["destination"]) for each in found["items"]]
+
+        every = await ends("")
+        assert len(every) == 4
+        for source in ("amq.topic", "amq.default", "none", None):
+            for destination in ("q", "r", "none", None):
+                named = "" if source == "amq.default" else source
+                wanted = [
+                    each
+                    for each in every
+                    if named in (None, each[0]) and destination in (None, each[1])
+                ]
+                asked = {"source": source, "destination": destination}
+                given = "&".join(f"{key}={value}" for key, value in asked.items() if value)
+                assert await ends(f"?{given}") == wanted, given

@@ -32,6 +32,7 @@ from trivium.management.topology import (
 from trivium.management.values import shown_table
 from trivium.management.views import (
     default_binding,
+    find_queue,
     queues_of,
     view_binding,
     view_exchange,
@@ -205,11 +206,20 @@ def delete(call: Call) -> None:
     call.gone()
 
 
-def _bindings_in(call: Call, vhost: VirtualHost) -> Iterator[BindingView]:
+def _bindings_in(
+    call: Call, vhost: VirtualHost, source: str | None, destination: str | None
+) -> Iterator[BindingView]:
+    """Those of a virtual host; where a source or a destination is wanted those of others are passed
+    over as far as that takes no look at them."""
     for exchange in list(vhost.exchanges.values()):
+        if source not in (None, exchange.name):
+            continue
         if not exchange.name:
-            for queue in queues_of(vhost):
-                yield default_binding(vhost, queue.name)
+            if destination is None:
+                for queue in queues_of(vhost):
+                    yield default_binding(vhost, queue.name)
+            elif find_queue(vhost, destination) is not None:
+                yield default_binding(vhost, destination)
             continue
         for each in exchange.bindings():
             view = view_binding(vhost, exchange.name, each)
@@ -250,7 +260,9 @@ def bindings(call: Call) -> ApiAnswer:
     source, destination = asked(call, _SOURCE, None), asked(call, _DESTINATION, None)
     if source is not None:
         source = _name(source)
-    every = (view for vhost in call.vhosts() for view in _bindings_in(call, vhost))
+    every = (
+        view for vhost in call.vhosts() for view in _bindings_in(call, vhost, source, destination)
+    )
     return listed(
         call,
         every,
