@@ -7,11 +7,13 @@ import gc
 import json
 import logging
 import socket
+import struct
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any, cast
 
 import pytest
 
+from tests.support.rest import until
 from trivium.config import AuthConfig, Config, Listen, UserConfig
 from trivium.observability.http import MAX_SCRAPES, HttpServer, Metrics
 from trivium.observability.metrics import ProtocolMetrics
@@ -48,6 +50,8 @@ class Site:
         #: answers with metrics that were begun, and whether none of them ends
         self.scrapes = 0
         self.is_held = False
+        #: how long an answer is, beyond what it says
+        self.length = 0
         self.are_many = asyncio.Event()
 
     def unready(self) -> str | None:
@@ -64,6 +68,7 @@ class Site:
         self.scrapes += 1
         if self.scrapes == MAX_SCRAPES:
             self.are_many.set()
+        yield "#" * self.length
         yield "up "
         while self.is_held:
             yield ""
@@ -103,7 +108,7 @@ async def serve(config: Config, handshake_seconds: float = 10.0) -> AsyncIterato
         make_authenticator(config, pool),
         Permissions(),
         site.unready,
-        Metrics(("/metrics",), site.metrics, ProtocolMetrics()),
+        Metrics(("/metrics", "/metrics/long"), site.metrics, ProtocolMetrics()),
         config.all_listeners()[-1],
         handshake_seconds,
     )
@@ -158,6 +163,56 @@ async def test_others_are_served_while_metrics_are_made_but_no_more_metrics(site
     site.is_held = False
     assert {(await each)[0] for each in asking} == {200}
     assert (await site.ask("/metrics"))[0] == 200
+
+
+LONG = b"GET /metrics/long HTTP/1.1\r\nHost: a\r\n\r\n"
+
+
+async def begin_unread(site: Site) -> socket.socket:
+    """A client that has got the beginning of a long answer, and takes no more of it."""
+    site.length = 8_000_000
+    client = socket.socket()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    client.setblocking(False)
+    loop = asyncio.get_running_loop()
+    await loop.sock_connect(client, ("127.0.0.1", site.port))
+    await loop.sock_sendall(client, LONG)
+    assert await loop.sock_recv(client, 1) == b"H"
+    site.length = 0
+    return client
+
+
+async def test_short_metrics_wait_for_no_long_ones(site: Site) -> None:
+    site.is_held = True
+    asking = [asyncio.create_task(site.ask("/metrics/long")) for _ in range(MAX_SCRAPES)]
+    await site.are_many.wait()
+    assert (await site.ask("/metrics/long"))[0] == 503
+    short = asyncio.create_task(site.ask("/metrics"))
+    await until(lambda: site.scrapes > MAX_SCRAPES)
+    site.is_held = False
+    assert {(await each)[0] for each in [short, *asking]} == {200}
+
+
+async def test_who_takes_no_metrics_gives_way_to_who_asks_for_some(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    clients = [await begin_unread(site) for _ in range(MAX_SCRAPES + 2)]
+    for _ in range(2 * MAX_SCRAPES):
+        assert (await site.ask("/metrics/long"))[0] == 200
+    for client in clients:
+        client.close()
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+async def test_a_client_that_leaves_a_long_answer_unread_is_no_error(
+    site: Site, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = await begin_unread(site)
+    tasks = asyncio.all_tasks()
+    client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    client.close()
+    await until(lambda: asyncio.all_tasks() != tasks)
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
 
 
 @pytest.mark.parametrize("path", ["/health/live", "/metrics", "/nowhere", "/health/ready"])

@@ -29,7 +29,7 @@ from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from urllib.parse import unquote
 
-from aiohttp import BasicAuth, ClientConnectionResetError, StreamReader, hdrs, web
+from aiohttp import BasicAuth, StreamReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.typedefs import Handler
 
@@ -87,7 +87,8 @@ SMALL_BODY_BYTES: Final = 64 * 1024
 GATHERED_BYTES: Final = 64 * 1024
 #: seconds between two events
 EVENT_SECONDS: Final = 1.0
-#: answers with metrics at a time, and seconds that one may take
+#: answers with metrics at a time, those that are short and those that may be long each for
+#: themselves, and seconds that one may take
 MAX_SCRAPES: Final = 4
 SCRAPE_SECONDS: Final = 30.0
 #: seconds for which metrics are made before others are served
@@ -110,7 +111,8 @@ class _NotOurFault(logging.Filter):
         if isinstance(error, HttpProcessingError):
             logger.info("malformed request: %s", type(error).__name__)
             return False
-        return not isinstance(error, ClientConnectionResetError)
+        # Whoever answers has no other connections.
+        return not isinstance(error, ConnectionError)
 
 
 #: What aiohttp logs by.
@@ -200,8 +202,8 @@ class HttpServer:
         self._permissions = permissions
         self._unready = unready
         self._metrics = metrics
-        #: answers with metrics that are being made or sent
-        self._scrapes = 0
+        #: answers with metrics that are being made or sent: short ones, and those that may be long
+        self._scrapes: tuple[list[_Scrape], list[_Scrape]] = ([], [])
         self._listener = listener
         self._handshake_seconds = handshake_seconds
         self._addresses = addresses
@@ -342,25 +344,30 @@ class HttpServer:
                 return web.Response(status=403, text=f"{error}\n")
         if identity is None:
             return web.Response(status=401, headers=_CHALLENGE, text=f"{_not_in(request)}\n")
-        if self._scrapes >= MAX_SCRAPES:
+        path = self._own(request.path)
+        is_short = path == self._metrics.paths[0] and not request.query_string
+        scrapes = self._scrapes[not is_short]
+        if len(scrapes) >= MAX_SCRAPES and not _make_room(scrapes):
             return web.Response(status=503, text="others ask for metrics just now\n")
         try:
-            pieces = self._metrics.make(self._own(request.path), list(request.query.items()))
+            pieces = self._metrics.make(path, list(request.query.items()))
         except ValueError as error:
             return web.Response(status=400, text=f"{error}\n")
-        self._scrapes += 1
+        scrape = _Scrape(request)
+        scrapes.append(scrape)
         response = web.Response()
         try:
             async with asyncio.timeout(SCRAPE_SECONDS):
                 response = web.Response(text=await self._join(pieces))
+                scrape.is_made = True
                 response.headers[hdrs.CONTENT_TYPE] = METRICS_CONTENT_TYPE
                 await response.prepare(request)
                 await response.write_eof()
         except TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
+            scrape.drop()
         finally:
-            self._scrapes -= 1
+            if scrape in scrapes:
+                scrapes.remove(scrape)
         return response
 
     async def _own_turn(self) -> None:
@@ -589,8 +596,6 @@ class HttpServer:
                 self._driver.begin_turn()
         return "".join(found)
 
-    _PUT_OFF: Final = "too many want to come in: try again later"
-
     async def _respond(self, request: web.Request, answer: ApiAnswer) -> web.StreamResponse:
         """Send an answer; one in parts as fast as the client takes it."""
         if isinstance(answer, Refusal) and self._is_own_api(request):
@@ -644,6 +649,35 @@ class HttpServer:
         for part in parts:
             yield part
             self._driver.begin_turn()
+
+
+class _Scrape:
+    """An answer with metrics."""
+
+    def __init__(self, request: web.Request) -> None:
+        self._request = request
+        #: whom it is for
+        self.host = request.remote or ""
+        #: whether nothing is left but for the client to take it
+        self.is_made = False
+
+    def drop(self) -> None:
+        """Close its connection."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+
+def _make_room(scrapes: list[_Scrape]) -> bool:
+    """Whether one gives way to another: of those that their clients have yet to take the eldest of
+    the address that has most."""
+    hosts = [each.host for each in scrapes]
+    made = [each for each in scrapes if each.is_made]
+    if not made:
+        return False
+    eldest = max(made, key=lambda each: hosts.count(each.host))
+    scrapes.remove(eldest)
+    eldest.drop()
+    return True
 
 
 _PUT_OFF: Final = "too many want to come in: try again later"
