@@ -102,7 +102,7 @@ _LAST_DELAY: Final = 2.0
 
 #: The same between two questions whether the broker has published what was committed.
 _FIRST_PAUSE: Final = 0.002
-_LAST_PAUSE: Final = 0.05
+_LAST_PAUSE: Final = 0.02
 
 #: the broker is away, starting, stopping or out of room: all of that passes
 TRANSIENT: Final = (ConnectionFailed, TimedOut, Blocked, ShuttingDown, ClosedByOperator)

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from trivium.messages.large import LARGE_PAYLOAD, Content, LargePayload
 from trivium.messages.message import PROTOCOL_AMQP, PROTOCOL_MQTT, Address, Message, Properties
-from trivium.streams.record_layout import CODEC_NONE, CODEC_ZSTD
+from trivium.streams.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 from trivium.streams.records import (
     CONSTANT,
     CONTENT_TYPE,
@@ -43,7 +43,10 @@ from trivium.streams.records import (
     batch_span,
     describe,
     encode_batch,
+    encode_unstamped,
+    encode_unstamped_run,
     header_bytes,
+    stamped,
 )
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "record-batch.md"
@@ -322,6 +325,54 @@ def test_arrow_sees_what_the_messages_say(rows: list[tuple[Message, Described]])
         assert view.message(row).record() == message.record()
         assert view.binary(KEY, row) == columns.key
         assert view.headers(row) == list(zip(columns.names, columns.values, strict=True))
+
+
+@given(messages_and_columns, st.sampled_from([CODEC_NONE, CODEC_LZ4, CODEC_ZSTD]), st.booleans())
+def test_a_batch_that_is_stamped_later_is_that_of_messages_that_came_then(
+    rows: list[tuple[Message, Described]], codec: int, is_long: bool
+) -> None:
+    messages = [message for message, _ in rows] * (100 if is_long else 1)
+    described = [columns for _, columns in rows] * (100 if is_long else 1)
+    batch = stamped(encode_unstamped(messages, described), 1234, codec)
+    for message in messages:
+        message.timestamp = 1234
+    assert batch == encode_batch(messages, described, codec)
+
+
+@given(messages_and_columns, st.lists(st.binary(max_size=9), min_size=1, max_size=20))
+def test_a_run_makes_the_same_batch_as_its_messages(
+    rows: list[tuple[Message, Described]], payloads: list[bytes]
+) -> None:
+    message, described = rows[0]
+    run = [
+        Message(
+            message.protocol,
+            message.address,
+            message.header,
+            payload,
+            message.mode,
+            message.persistent,
+            message.timestamp,
+            message.expires,
+            message.retain,
+            message.priority,
+        )
+        for payload in payloads
+    ]
+    assert encode_unstamped_run(run[0], described, payloads) == encode_unstamped(
+        run, None if described is PLAIN_MESSAGE else [described] * len(run)
+    )
+
+
+def test_an_unstamped_batch_is_a_batch_but_for_its_checksum() -> None:
+    batch = encode_unstamped([make(b"1"), make(b"2", timestamp=2000)], None)
+    assert batch[44:48] == bytes(4)
+    view = RecordBatch(batch, verify=False)
+    assert (view.min_timestamp, view.max_timestamp) == (-1, -1)
+    assert view.columns[TIMESTAMP].kind == CONSTANT
+    # Also where it lies among other bytes.
+    apart = memoryview(b"before" + batch)[6:]
+    assert stamped(apart, 5, CODEC_NONE) == stamped(batch, 5, CODEC_NONE)
 
 
 # Damage

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-import struct
 import tracemalloc
 from typing import Any
 
@@ -12,10 +11,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.native.staging import add_topology, answer, commit, numbers, parts_of, stage
 from tests.support.native import (
     CONFIG,
     Client,
-    Received,
     Server,
     code,
     entry,
@@ -29,49 +28,17 @@ from tests.support.simulated import Host, crashes
 from tests.support.steps import steps
 from tests.support.storages import ColdLog, HeldStorage
 from trivium.storage.memory import MemoryStorage
-from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server import parts
-from trivium_native.server.adapter import NativeAdapter
-from trivium_native.server.parts import Parts
 from trivium_native.server.staged_parts import Part, StagedParts
 from trivium_native.wire import frames
 
 HOUR_MS = 3_600_000
 
 
-def stage(
-    *entries: bytes, part: str = "a", index: int = 0, sequence: int = 0, producer: str = "p"
-) -> bytes:
-    packed: bytes = msgpack.packb(
-        {"producer": producer, "sequence": sequence, "part": part, "index": index}
-    )
-    return struct.pack("<II", len(packed), len(entries)) + packed + b"".join(entries)
-
-
-def numbers(*values: int) -> list[bytes]:
-    return [into(b"s", b"%d" % value) for value in values]
-
-
-def commit(*wanted: tuple[str, int], sequence: int = 0, epoch: int = 0) -> bytes:
-    return tx(producer="p", epoch=epoch, sequence=sequence, parts=[list(each) for each in wanted])
-
-
-def add_topology(server: Server) -> Server:
-    server.vhost.declare_stream("s")
-    server.open().send(frames.PRODUCER, 0, {"producer": "p", "transactional": True})
-    return server
-
-
 def staged(server: Server) -> list[int]:
     """The records of each part that is kept."""
     storage = server.storage
     return [len(storage.log(name)) for name in storage.log_names() if name.startswith("part/")]
-
-
-def parts_of(server: Server, vhost: VirtualHost | None = None) -> Parts:
-    adapter = server.adapter
-    assert isinstance(adapter, NativeAdapter)
-    return adapter.parts_of(server.vhost if vhost is None else vhost)
 
 
 @pytest.fixture
@@ -95,13 +62,6 @@ def client(server: Server) -> Client:
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two messages in a turn."""
     monkeypatch.setattr(parts, "STEP_MESSAGES", 2)
-
-
-def answer(received: list[Received], correlation: int = 5) -> dict[str, Any]:
-    ((kind, found, body),) = received
-    assert (kind, found) == (frames.OK, correlation), received
-    fields: dict[str, Any] = msgpack.unpackb(body)
-    return fields
 
 
 # Staging

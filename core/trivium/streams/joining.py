@@ -113,6 +113,10 @@ class BatchJoiner(LogOwner):
             described = [PLAIN_MESSAGE] * len(messages)
         run.add(messages, described, size)
 
+    def passed(self) -> None:
+        """The log got a batch that is joined with no other."""
+        self._close()
+
     def watermark_moved(self) -> None:
         """Readers may see more."""
         while self._full and self._full[0].end() <= self._partition.high_watermark:

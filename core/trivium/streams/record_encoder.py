@@ -26,8 +26,10 @@ from trivium.streams.record_layout import (
     EXPIRES,
     FLAGS,
     HEADER,
+    HEADER_SIZE,
     HEADERS,
     KEY,
+    LONG,
     MAGIC,
     NULLABLE,
     OFFSET_DELTA,
@@ -71,6 +73,9 @@ class Described:
         #: the one that the publisher named, which no batch shows; -1 where it named none
         self.partition = partition
 
+
+#: The arrival time of what has not arrived yet.
+UNSTAMPED: Final = -1
 
 #: what a message without properties shows
 PLAIN_MESSAGE: Final = Described(None, None, [], [])
@@ -391,9 +396,15 @@ def flags_of(message: Message) -> int:
 
 
 def _write_columns(
-    columns: _Columns, messages: list[Message], described: list[Described] | None
+    columns: _Columns,
+    messages: list[Message],
+    described: list[Described] | None,
+    payloads: list[bytes] | None = None,
 ) -> _Common:
-    """Write the columns of a batch but the offsets, in the order of their ids."""
+    """Write the columns of a batch but the offsets, in the order of their ids.
+
+    ``payloads`` are those of all its messages, where they are like the only one that is given.
+    """
     common = _Common(messages)
     first = messages[0]
     if common.oldest == common.newest:
@@ -418,7 +429,10 @@ def _write_columns(
     else:
         columns.add_binary(ROUTING_KEY, [message.address.key for message in messages])
     columns.begin(PAYLOAD, PLAIN)
-    columns.write_payloads(messages)
+    if payloads is None:
+        columns.write_payloads(messages)
+    else:
+        columns.write_binary(payloads)
     if described is not None and shown is not None:
         if len(shown.types) == len(described):
             columns.add_present(CONTENT_TYPE, shown.types)
@@ -484,7 +498,71 @@ def encode_batch(
         columns.begin(OFFSET_DELTA, PLAIN)
         for delta in deltas:
             columns.write_long(delta)
+    flags = 0 if deltas is None else SPARSE
+    stamps = common.oldest, common.newest
+    count = len(messages)
+    return _sealed(columns.body(), codec, columns.count, count, flags, stamps, span)
+
+
+def encode_unstamped(messages: list[Message], described: list[Described] | None) -> bytes:
+    """A record batch of messages whose arrival is yet to come, without a checksum: ``stamped``
+    gives it both."""
+    for message in messages:
+        message.timestamp = UNSTAMPED
+    columns = _Columns()
+    _write_columns(columns, messages, described)
+    return _unstamped(columns, len(messages))
+
+
+def encode_unstamped_run(first: Message, described: Described, payloads: list[bytes]) -> bytes:
+    """``encode_unstamped`` of messages that are like ``first`` but for their payloads."""
+    first.timestamp = UNSTAMPED
+    columns = _Columns()
+    shown = None if described is PLAIN_MESSAGE else [described]
+    _write_columns(columns, [first], shown, payloads)
+    return _unstamped(columns, len(payloads))
+
+
+def _unstamped(columns: _Columns, count: int) -> bytes:
     body = columns.body()
+    size = sum([len(piece) for piece in body])
+    header = HEADER.pack(
+        MAGIC,
+        VERSION,
+        CODEC_NONE,
+        columns.count,
+        count,
+        size,
+        size,
+        0,
+        UNSTAMPED,
+        UNSTAMPED,
+        0,
+    )
+    return b"".join([header, CHECKSUM.pack(0), *body])
+
+
+def stamped(batch: Piece, timestamp: int, codec: int) -> bytes:
+    """What ``encode_batch`` makes of the messages of an unstamped batch, which all arrive
+    at ``timestamp``."""
+    _, _, _, columns, count, _, _, _, _, _, _ = HEADER.unpack_from(batch)
+    # It has a timestamp, so that is the first of its columns.
+    at = HEADER_SIZE + ENTRY.unpack_from(batch, HEADER_SIZE)[3]
+    view = memoryview(batch)
+    body: list[Piece] = [view[HEADER_SIZE:at], LONG.pack(timestamp), view[at + LONG.size :]]
+    return _sealed(body, codec, columns, count, 0, (timestamp, timestamp), 0)
+
+
+def _sealed(
+    body: list[Piece],
+    codec: int,
+    columns: int,
+    count: int,
+    flags: int,
+    stamps: tuple[int, int],
+    span: int,
+) -> bytes:
+    """A record batch with a body, which is compressed by ``codec`` where that is worth it."""
     size = sum([len(piece) for piece in body])
     stored = size
     if size > MAX_BODY:
@@ -500,17 +578,7 @@ def encode_batch(
             stored = len(packed)
             body = [packed]
     header = HEADER.pack(
-        MAGIC,
-        VERSION,
-        codec,
-        columns.count,
-        len(messages),
-        size,
-        stored,
-        0 if deltas is None else SPARSE,
-        common.oldest,
-        common.newest,
-        0 if deltas is None else span,
+        MAGIC, VERSION, codec, columns, count, size, stored, flags, stamps[0], stamps[1], span
     )
     checksum = crc32(header)
     for piece in body:

@@ -21,6 +21,8 @@ CHECKSUM: Final = Struct("<I")
 CHECKSUM_AT: Final = 44
 #: column id, kind, reserved, position in the body, size, nulls
 ENTRY: Final = Struct("<BBHIII")
+#: a timestamp
+LONG: Final = Struct("<q")
 
 COUNT_AT: Final = 8
 FLAGS_AT: Final = 20

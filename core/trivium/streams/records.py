@@ -25,7 +25,10 @@ from trivium.streams.record_encoder import (
     Described,
     describe,
     encode_batch,
+    encode_unstamped,
+    encode_unstamped_run,
     header_bytes,
+    stamped,
 )
 from trivium.streams.record_layout import (
     CHECKSUM,
@@ -98,7 +101,10 @@ __all__ = [
     "cut_batch",
     "describe",
     "encode_batch",
+    "encode_unstamped",
+    "encode_unstamped_run",
     "header_bytes",
+    "stamped",
 ]
 
 

@@ -25,13 +25,14 @@ from zlib import crc32
 
 from mypy_extensions import i64, mypyc_attr
 
+from trivium.common.pieces import Piece
 from trivium.common.turns import EndOfTurn
 from trivium.messages.message import PROTOCOL_NONE, HeaderValue, Message, codec_of
 from trivium.queues.arguments import check_number
 from trivium.routing.exchanges import ACCEPTED, Destination
 from trivium.storage.base import DurabilityWaiter
 from trivium.streams.compaction import Compaction
-from trivium.streams.joining import BatchJoiner
+from trivium.streams.joining import SMALL_RECORDS, BatchJoiner
 from trivium.streams.record_layout import CODEC_NONE
 from trivium.streams.records import (
     PLAIN_MESSAGE,
@@ -40,6 +41,9 @@ from trivium.streams.records import (
     batch_max_timestamp,
     describe,
     encode_batch,
+    encode_unstamped,
+    encode_unstamped_run,
+    stamped,
 )
 from trivium.streams.retention import Retention
 from trivium.streams.settings import StreamSettings
@@ -65,6 +69,9 @@ READ_BATCHES: Final = 1024
 #: Property headers whose columns are remembered, and the longest that is: publishers repeat them.
 MEMO_SIZE: Final = 256
 MEMO_HEADER_BYTES: Final = 1024
+#: the partition of what says nothing of its own: another one in each turn
+ANY: Final = -1
+
 #: the headers of what has none
 _NO_HEADERS: Final[list[bytes]] = []
 
@@ -184,6 +191,16 @@ class Partition(DurabilityWaiter):
             self._messages = []
             self._described = None
             self._size = 0
+
+    def add_batch(self, batch: Piece, count: int, timestamp: int) -> None:
+        """Take an unstamped batch of so many messages, behind what this turn brought."""
+        self._append()
+        record = stamped(batch, timestamp, self._codec)
+        self.log.append(record, count)
+        self.appended += count
+        self._joiner.passed()
+        self._retention.appended(len(record))
+        self._compaction.appended()
 
     def flush(self) -> None:
         """The turn ends: append what it brought, and have the readers told once it is durable."""
@@ -314,6 +331,43 @@ class _TimestampSearch:
         self._found(max(self._high, partition.first_offset))
 
 
+#: A record batch that is to be taken later: by which partition, how many records, the
+#: batch without timestamps.
+StagedBatch = tuple[int, int, Piece]
+
+
+class _Staged:
+    """Messages that are to be taken later by one partition."""
+
+    def __init__(self) -> None:
+        self.messages: list[Message] = []
+        self.described: list[Described] = []
+
+    def batches(self) -> list[tuple[int, bytes]]:
+        """They in batches, and how many are in each."""
+        messages, described = self.messages, self.described
+        is_plain = described.count(PLAIN_MESSAGE) == len(messages)
+        found: list[tuple[int, bytes]] = []
+        for at, end in _cut([message.size + len(message.header) for message in messages]):
+            shown = None if is_plain else described[at:end]
+            found.append((end - at, encode_unstamped(messages[at:end], shown)))
+        return found
+
+
+def _cut(sizes: list[int]) -> list[tuple[int, int]]:
+    """Where batches begin and end, of messages of these sizes."""
+    cuts: list[tuple[int, int]] = []
+    first = size = 0
+    for index, each in enumerate(sizes):
+        size += each
+        end = index + 1
+        if size >= BATCH_BYTES or end - first >= BATCH_RECORDS or end == len(sizes):
+            cuts.append((first, end))
+            first = end
+            size = 0
+    return cuts
+
+
 class _StreamEnd(EndOfTurn):
     """The stream at the end of a turn."""
 
@@ -401,8 +455,13 @@ class Stream(Destination):
         if len(partitions) == 1:
             partition = partitions[0]
         else:
-            partition = partitions[self._choose(message, described)]
+            index = self._choose(message, described)
+            partition = partitions[self._next_index if index == ANY else index]
         partition.add(message, described)
+        return self._added(partition)
+
+    def _added(self, partition: Partition) -> int:
+        """A partition got something in this turn: what ``accept`` answers."""
         self._broker.collected += 1
         if not partition.is_dirty:
             partition.is_dirty = True
@@ -412,7 +471,50 @@ class Stream(Destination):
         storage = self._broker.storage
         return storage.write_batch if storage.is_durable else ACCEPTED
 
+    def staged(self, messages: list[Message]) -> list[StagedBatch]:
+        """Batches of messages that are to be taken later, all at one time (``accept_staged``).
+        Nothing where they would be small, or out of order."""
+        parted: dict[int, _Staged] = {}
+        last = ANY - 1
+        staged: _Staged | None = None
+        for message in messages:
+            described = self._describe(message) if message.header else PLAIN_MESSAGE
+            index = self._choose(message, described) if len(self.partitions) > 1 else 0
+            if staged is None or index != last:
+                last = index
+                staged = parted.get(index)
+                if staged is None:
+                    staged = parted[index] = _Staged()
+            staged.messages.append(message)
+            staged.described.append(described)
+        if len(messages) < SMALL_RECORDS * len(parted) or (len(parted) > 1 and ANY in parted):
+            return []
+        return [(index, *batch) for index, each in parted.items() for batch in each.batches()]
+
+    def staged_run(self, first: Message, payloads: list[bytes]) -> list[StagedBatch]:
+        """``staged`` of messages that are like ``first`` but for their payloads."""
+        described = self._describe(first) if first.header else PLAIN_MESSAGE
+        index = self._choose(first, described) if len(self.partitions) > 1 else 0
+        sizes = [len(payload) + len(first.header) for payload in payloads]
+        return [
+            (index, end - at, encode_unstamped_run(first, described, payloads[at:end]))
+            for at, end in _cut(sizes)
+        ]
+
+    def accept_staged(self, batches: list[StagedBatch], timestamp: int) -> int:
+        """Take batches that were staged for as many partitions as there are: how ``accept``
+        answers."""
+        answer = ACCEPTED
+        for index, count, batch in batches:
+            self.published += count
+            if not self.is_deleted:
+                partition = self.partitions[self._next_index if index == ANY else index]
+                partition.add_batch(batch, count, timestamp)
+                answer = self._added(partition)
+        return answer
+
     def _choose(self, message: Message, described: Described) -> int:
+        """The partition of a message, or ANY."""
         if described.partition >= 0:
             return described.partition % len(self.partitions)
         key = described.key
@@ -420,7 +522,7 @@ class Stream(Destination):
             address = message.address
             key = address.key
             if not address.exchange or not key:
-                return self._next_index
+                return ANY
         return partition_of(key, len(self.partitions))
 
     def _describe(self, message: Message) -> Described:

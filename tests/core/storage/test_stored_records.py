@@ -1,7 +1,6 @@
 """What logs and tables hold is, byte by byte, what docs/stored-records.md says.
 
 A broker in which everything is used crashes and starts again; then its tables are read with SQLite
-from tests.support.core import (broker_of)
 from the catalog, and its records and notes as bytes from the logs.
 """
 
@@ -10,6 +9,7 @@ from __future__ import annotations
 import re
 import secrets
 import sqlite3
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +17,10 @@ import pytest
 
 from tests.support.core import broker_of, message
 from tests.support.mqtt import Client, Server, publish, subscribe, text
-from tests.support.native import entry
+from tests.support.native import entry, into
 from tests.support.native import publish as publish_native
 from tests.support.simulated import Host
+from trivium.common.counters import Traffic
 from trivium.common.quotas import USER
 from trivium.messages.message import PROTOCOL_AMQP, PROTOCOL_NONE, Address, Message, decode_record
 from trivium.observability.metrics import ProtocolMetrics
@@ -27,11 +28,14 @@ from trivium.queues.queue import Queue
 from trivium.routing.exchanges import Binding
 from trivium.security.identity import Identity
 from trivium.security.permissions import grants_of
+from trivium.streams.records import RecordBatch
 from trivium.streams.stream import Stream
 from trivium.vhost.policies import Policy
 from trivium.vhost.settings import VirtualHostSettings
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.parts import Parts
+from trivium_native.server.publishing import Publisher
+from trivium_native.server.staged_batches import Stager
 
 ROOT = Path(__file__).parents[3]
 PAGE = (ROOT / "docs" / "stored-records.md").read_text(encoding="utf-8")
@@ -165,7 +169,9 @@ def server() -> Server:
     vhost.memberships.join_exclusively("g", "h")
     vhost.memberships.join_exclusively("forgotten", "h")
     vhost.memberships.leave("forgotten", "h", 1)
-    Parts(broker_of(vhost), vhost, ProtocolMetrics()).stage(b"t", 2, "part", 0, 1, entry())
+    Parts(broker_of(vhost), vhost, ProtocolMetrics()).stage(
+        b"t", 2, "part", 0, publish_native(entry())
+    )
     server.sync()
     return server.crash()
 
@@ -323,6 +329,25 @@ def test_a_streams_logs_follow_one_another(server: Server) -> None:
 
 def test_a_parts_log_holds_bodies_of_publish(server: Server) -> None:
     assert server.host.contents("part/1://1:t/part") == {0: (publish_native(entry()), b"")}
+
+
+def test_what_is_staged_for_one_stream_is_kept_as_the_example() -> None:
+    server = Server(host=Host())
+    server.vhost.declare_stream("s")
+    publisher = Publisher(
+        broker_of(server.vhost), server.vhost, ProtocolMetrics(), Traffic(), None, 100, None
+    )
+    messages = into(b"s", b"a", 0) * 128
+    record = Stager(publisher, 100).record(messages, 0, len(messages), 128)
+    head = example("staged batch")
+    assert record[: len(head)] == head
+    index, count, size = struct.unpack_from("<III", record, len(head))
+    batch = record[len(head) + 12 :]
+    assert (index, count, size) == (0, 128, len(batch))
+    view = RecordBatch(batch, verify=False)
+    assert batch[44:48] == bytes(4)
+    assert [view.message(row).payload for row in range(128)] == [b"a"] * 128
+    assert (view.min_timestamp, view.max_timestamp) == (-1, -1)
 
 
 # Messages

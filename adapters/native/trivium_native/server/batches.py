@@ -15,6 +15,11 @@ from trivium.routing.exchanges import Route
 STEP: Final = 1024
 
 
+def is_plain(message: Message) -> bool:
+    """Whether nothing sets a message apart from others of its address, mode and publisher."""
+    return not (message.expires or message.deliver_at or message.retain or message.insists)
+
+
 class Batch:
     """How far one request is."""
 

@@ -24,8 +24,10 @@ from trivium.observability.metrics import ProtocolMetrics
 from trivium.storage.base import DurabilityWaiter
 from trivium_native.server.handshake import of_topology
 from trivium_native.server.publishing import Publisher
+from trivium_native.server.staged_batches import StagedBatches, batches_of
 from trivium_native.server.staged_parts import Part, StagedParts
 from trivium_native.wire.errors import (
+    Blocked,
     NativeError,
     NotFound,
     OutOfSequence,
@@ -35,7 +37,9 @@ from trivium_native.wire.errors import (
 from trivium_native.wire.messages import PUBLISH_HEAD, PUBLISH_HEAD_SIZE
 
 if TYPE_CHECKING:
+    from trivium.routing.exchanges import Route
     from trivium.runtime.broker import Broker
+    from trivium.streams.stream import Stream
     from trivium.vhost.virtual_host import VirtualHost
 
 #: Parts of one virtual host: their rows are all in memory.
@@ -76,6 +80,7 @@ class Parts(Timed):
     def __init__(self, broker: Broker, vhost: VirtualHost, metrics: ProtocolMetrics) -> None:
         self._vhost = vhost
         self._broker = broker
+        self._metrics = metrics
         storage = broker.storage
         self._rows = storage.table(f"native.parts/{vhost.name}")
         self._publisher = Publisher(
@@ -116,9 +121,7 @@ class Parts(Timed):
         """Whether the transaction of that number was committed: nothing more belongs to it."""
         return self._vhost.transactional.expected(producer) > sequence
 
-    def stage(
-        self, producer: bytes, sequence: int, name: str, index: int, count: int, messages: bytes
-    ) -> None:
+    def stage(self, producer: bytes, sequence: int, name: str, index: int, record: bytes) -> None:
         """Keep request ``index`` of a part, unless it is there already.
 
         Raises PreconditionFailed, OutOfSequence, TooManyRequests.
@@ -141,7 +144,7 @@ class Parts(Timed):
                 {"expected": expected},
             )
         if index == expected:
-            part.log.append(PUBLISH_HEAD.pack(count, 0) + messages)
+            part.log.append(record)
             hour = self._broker.now_ms // _HOUR_MS
             if hour != part.hour:
                 part.hour = hour
@@ -274,21 +277,41 @@ class Parts(Timed):
         self._applications.pop(producer, None)
 
     def publish(self, record: bytes) -> int:
-        """Publish one request of a part, all of it; how many messages that were.
+        """Publish one request of a part, all of it; how many messages were read for that.
 
         Raises NativeError: then nothing of it was published.
         """
         publisher = self._publisher
         publisher.blocked = self._broker.alarms.reason
         count, _ = PUBLISH_HEAD.unpack_from(record)
+        staged = batches_of(record)
         try:
-            batch = publisher.batch(record, PUBLISH_HEAD_SIZE, len(record), count)
-            publisher.read(batch)
+            if staged is None:
+                batch = publisher.batch(record, PUBLISH_HEAD_SIZE, len(record), count)
+                publisher.read(batch)
+            else:
+                route = publisher.route_to(staged.exchange, staged.key)
+                stream = staged.stream_of(route)
+                if stream is not None and self._vhost.tracer is None:
+                    self._append(staged, route, stream)
+                    return 0
+                batch = staged.read(route, self._broker.now_ms)
         except core.TopologyError as error:
             raise of_topology(error) from None
         publisher.check_read(batch, False)
         publisher.publish_read(batch)
         return int(count)
+
+    def _append(self, staged: StagedBatches, route: Route, stream: Stream) -> None:
+        """Have batches appended to the stream. Raises Blocked."""
+        reason = self._publisher.blocked
+        if reason is not None:
+            raise Blocked(reason)
+        count = staged.count
+        self._metrics.messages_received += count
+        route.counters.published += count
+        route.counters.routed += count
+        stream.accept_staged(staged.batches, self._broker.now_ms)
 
     # Forgetting
 

@@ -31,7 +31,7 @@ from trivium.runtime.broker import Broker
 from trivium.security.permissions import WRITE, Access
 from trivium.streams.compression import CompressionError, decompress
 from trivium.vhost.virtual_host import VirtualHost
-from trivium_native.server.batches import STEP, Batch
+from trivium_native.server.batches import STEP, Batch, is_plain
 from trivium_native.wire.errors import (
     AccessRefused,
     Blocked,
@@ -317,6 +317,17 @@ class Publisher:
             batch.data = b""
             batch.payloads = None
 
+    def read_first(self, data: bytes, at: i64, end: i64) -> tuple[Message, Route]:
+        """The message at ``at``, and its route.
+
+        Raises Malformed, and the errors that refuse the request.
+        """
+        message = self._read_message(data, at, end, True)
+        route = self._route
+        assert message is not None
+        assert route is not None
+        return message, route
+
     def check(self, data: bytes, at: i64, end: i64, count: i64) -> None:
         """Whether the messages ``data[at:end]`` can be published; nothing of them is kept.
 
@@ -326,7 +337,7 @@ class Publisher:
         for index in range(count):
             message = self._read_message(data, at, end, False)
             at = self._end
-            if message is not None and self._leads_nowhere(message, self._route):
+            if message is not None and _leads_nowhere(self._vhost, message, self._route):
                 missed.append(index)
         if at != end:
             raise Malformed("STAGE has trailing bytes")
@@ -334,12 +345,6 @@ class Publisher:
             raise Blocked(self.blocked)
         if missed:
             raise Unroutable("no binding wants the message", _indexes(missed))
-
-    def _leads_nowhere(self, message: Message, route: Route | None) -> bool:
-        assert route is not None
-        if route.depends_on_message:
-            route = route.resolve(message)
-        return self._vhost.is_unroutable(message, route)
 
     def _read_message(self, data: bytes, at: i64, end: i64, is_kept: bool) -> Message | None:
         """The message at ``at``, if it is kept or mandatory; sets where it ends, head and route."""
@@ -432,12 +437,12 @@ class Publisher:
         key = raw[exchange_size:]
         if key.count(b".") >= MAX_LEVELS:
             raise InvalidArgument(f"a routing key has at most {MAX_LEVELS} levels")
-        route = self._route_to(_name(raw[:exchange_size]), key)
+        route = self.route_to(_name(raw[:exchange_size]), key)
         self._route = route
         self._raw_address = raw
         return route
 
-    def _route_to(self, name: str, key: bytes) -> Route:
+    def route_to(self, name: str, key: bytes) -> Route:
         """The route of a routing key at an exchange. Raises AccessRefused, NotFound."""
         vhost = self._vhost
         access = self.access
@@ -489,7 +494,7 @@ class Publisher:
             missed = [
                 index
                 for index in sorted(batch.mandatory)
-                if self._leads_nowhere(messages[index], routes[index])
+                if _leads_nowhere(self._vhost, messages[index], routes[index])
             ]
             if missed:
                 raise Unroutable("no binding wants the message", _indexes(missed))
@@ -627,7 +632,7 @@ class Publisher:
                 continue
             if route is not former or renewed is former:
                 former = route
-                renewed = self._route_to(route.address.exchange, route.address.key)
+                renewed = self.route_to(route.address.exchange, route.address.key)
             routes[index] = renewed
 
     def _outcome(self, batch: Batch) -> int:
@@ -644,13 +649,20 @@ class Publisher:
         return batch.wait
 
 
+def _leads_nowhere(vhost: VirtualHost, message: Message, route: Route | None) -> bool:
+    assert route is not None
+    if route.depends_on_message:
+        route = route.resolve(message)
+    return vhost.is_unroutable(message, route)
+
+
 def _run_end(routes: list[Route], messages: list[Message], index: i64, until: i64) -> i64:
     """Where the run ends that begins at ``index``, ``until`` at the latest: see
     ``VirtualHost.publish_run``."""
     route = routes[index]
     first = messages[index]
     end: i64 = index + 1
-    if end == until or routes[end] is not route or not _is_plain(first):
+    if end == until or routes[end] is not route or not is_plain(first):
         return end
     if not route.takes_runs(first.mode):
         return end
@@ -660,14 +672,10 @@ def _run_end(routes: list[Route], messages: list[Message], index: i64, until: i6
         message = messages[end]
         if message.mode != mode or message.persistent is not is_persistent:
             break
-        if not _is_plain(message):
+        if not is_plain(message):
             break
         end += 1
     return end
-
-
-def _is_plain(message: Message) -> bool:
-    return not (message.expires or message.deliver_at or message.retain or message.insists)
 
 
 def _indexes(indexes: list[int]) -> dict[str, object]:

@@ -24,6 +24,7 @@ from trivium_native.server.commits import Commit
 from trivium_native.server.long_requests import LongRequest, LongRequests
 from trivium_native.server.parts import Parts
 from trivium_native.server.publishing import Publisher
+from trivium_native.server.staged_batches import Stager
 from trivium_native.server.subscriptions import Subscription
 from trivium_native.wire.errors import (
     Blocked,
@@ -73,6 +74,7 @@ class Transactions:
         self._connection = connection
         self._vhost = vhost
         self._parts = parts
+        self._stager = Stager(publisher, connection.options.max_message_bytes)
 
     def handle(self, correlation: int, data: bytes, at: int, end: int) -> None:
         """Check, apply and answer one transaction, the request ``data[at:end]``.
@@ -156,8 +158,8 @@ class Transactions:
         if self._parts.is_committed(producer, sequence):
             reply["committed"] = True
         else:
-            self.publisher.check(data, at, end, count)
-            self._parts.stage(producer, sequence, part, index, count, data[at:end])
+            record = self._stager.record(data, at, end, count)
+            self._parts.stage(producer, sequence, part, index, record)
         self._connection.reply_when_durable(correlation, reply)
 
     def _take(self, settlements: list[list[int]]) -> list[Taken]:
