@@ -297,7 +297,7 @@ def test_commands_that_need_no_verb_print_json_too(
     mosquitto = tmp_path / "mosquitto.conf"
     mosquitto.write_text("listener 1883\nallow_anonymous true\n")
     document = tmp_path / "d.json"
-    document.write_text("{}")
+    document.write_text('{"queues": []}')
     given: dict[Words, list[str]] = {
         ("status",): place,
         ("doctor",): ["--memory", *(f"--{each}=0" for each in ("mqtt", "amqp", "native", "http"))],
@@ -336,7 +336,7 @@ def test_long_work_has_a_bar_on_a_terminal_and_none_elsewhere(
     with running(stopped):
         assert main(["queue", "create", "long", "--data", str(broker.data)]) == EXIT_OK
     document = tmp_path / "d.json"
-    document.write_text("{}")
+    document.write_text('{"queues": []}')
     place = ["--data", str(broker.data)]
     for title, arguments in (
         ("check", ["check", str(stopped)]),

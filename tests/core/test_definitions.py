@@ -153,6 +153,27 @@ def test_what_rabbitmq_has_and_is_not_here_is_named_line_by_line(
     assert commands.names("queue", "list", "--name", "lazy") == ["lazy"]
 
 
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"queues": [{"name": "x"}]},
+        {"parameters": [{"component": "shovel", "vhost": "/", "name": "s", "value": {}}]},
+    ],
+)
+def test_when_nothing_can_be_taken_that_is_a_failure(
+    commands: Commands, tmp_path: Path, document: dict[str, Any]
+) -> None:
+    file = tmp_path / "r.json"
+    file.write_text(json.dumps(document))
+    for command in (["import", "rabbitmq"], ["definitions", "import", "--skip"]):
+        code, out, err = commands.run(*command, str(file))
+        assert (code, out) == (EXIT_FAILED, "")
+        assert err.endswith(f"trivium {command[0]}: {file}: nothing of it could be taken\n")
+        assert err.count("\n") == 2
+    file.write_text(json.dumps({**document, "vhosts": [{"name": "/"}]}))
+    assert commands.run("import", "rabbitmq", str(file))[0] == EXIT_OK
+
+
 def test_without_skip_the_first_thing_that_cannot_be_ends_it(
     commands: Commands, tmp_path: Path
 ) -> None:
@@ -168,6 +189,7 @@ def test_without_skip_the_first_thing_that_cannot_be_ends_it(
     [
         (["definitions", "import"], "{", EXIT_USAGE, "not JSON: "),
         (["definitions", "import"], "[]", EXIT_USAGE, "definitions are a JSON object"),
+        (["definitions", "import"], '{"name": "x"}', EXIT_USAGE, "there are no definitions in it"),
         (["definitions", "import"], '{"queues": {}}', EXIT_USAGE, "'queues' is a list"),
         (["definitions", "import"], '{"queues": [1]}', EXIT_FAILED, "'queues' is a list of"),
         (["definitions", "import"], '{"users": [1]}', EXIT_FAILED, "'users' is a list of"),
@@ -200,7 +222,10 @@ async def test_the_http_api_exports_imports_and_tells_what_was_passed_over(tmp_p
             assert (status, type(found["queues"])) == (200, list)
             assert (await site.ask("GET", path, "ann"))[0] == 403
             assert (await site.ask("POST", path, "ann", json={}))[0] == 403
-            assert await site.ask("POST", path, json={}) == (200, {"passed_over": []})
+            assert await site.ask("POST", path, json={}) == (
+                200,
+                {"passed_over": [], "taken": 0},
+            )
             status, found = await site.ask("POST", path, json=STRANGE)
             assert (status, found["type"].rpartition(":")[2]) == (400, "bad-request")
             status, found = await site.ask("POST", f"{path}?skip=true", json=STRANGE)

@@ -427,6 +427,17 @@ def test_what_answers_is_not_a_broker(broker: Running, commands: Commands) -> No
         ),
         (["queue", "nonsense"], EXIT_USAGE, "invalid choice: 'nonsense'"),
         (["queue", "list", "--columns", "a,,b"], EXIT_USAGE, "must not be empty"),
+        (
+            ["queue", "list", "--columns", "name,nope"],
+            EXIT_USAGE,
+            "'nope' is no field: one of vhost,",
+        ),
+        (
+            ["retained", "list", "--columns", "nope"],
+            EXIT_USAGE,
+            "'nope' is no field: one of topic,",
+        ),
+        (["queue", "list", "--sort", "nope"], EXIT_FAILED, "which 'nope' is not: one of vhost,"),
     ],
 )
 def test_what_cannot_be_done_is_one_line(

@@ -56,12 +56,14 @@ def take(options: argparse.Namespace, skips: bool) -> None:
     document = _read(options.file)
     api, path = find_api(options), _path(options)
     total = sum(len(document.get(section, [])) for section in SECTIONS)
-    done, notes = 0, list[str]()
+    done, taken, notes = 0, 0, list[str]()
     with progress("import") as report:
         for part in parts(document):
             report(done, total)
             query = {"skip": "true"} if skips else {}
-            notes += api.ask("POST", path, query, part)["passed_over"]
+            answer = api.ask("POST", path, query, part)
+            notes += answer["passed_over"]
+            taken += answer["taken"]
             done += sum(map(len, part.values()))
         report(done, total)
     if options.json:
@@ -69,6 +71,8 @@ def take(options: argparse.Namespace, skips: bool) -> None:
     else:
         for note in notes:
             print(printable(note), file=sys.stderr)
+    if total and not taken:
+        raise ClientError(f"{options.file}: nothing of it could be taken")
 
 
 def parts(document: dict[str, list[Any]]) -> Iterator[dict[str, list[Any]]]:
@@ -104,6 +108,8 @@ def _read(name: str) -> dict[str, list[Any]]:
         raise UsageError(f"{name}: not JSON: {error}") from None
     if not isinstance(found, dict):
         raise UsageError(f"{name}: definitions are a JSON object")
+    if not any(section in found for section in SECTIONS):
+        raise UsageError(f"{name}: there are no definitions in it")
     for section in SECTIONS:
         if not isinstance(found.get(section, []), list):
             raise UsageError(f"{name}: {section!r} is a list")

@@ -28,7 +28,14 @@ from trivium.cli.server_options import add_control
 from trivium.cli.tables import at, print_json, print_record, print_rows
 from trivium.management.rest import ENDPOINTS
 from trivium.management.rest.operations import Operation
-from trivium.management.rest.schema import About, Unprocessable, hints_of, taken
+from trivium.management.rest.schema import (
+    About,
+    Unprocessable,
+    has_path,
+    hints_of,
+    paths_of,
+    taken,
+)
 from trivium.management.segments import segment
 
 #: Operations by name.
@@ -494,6 +501,7 @@ def _run(options: argparse.Namespace) -> None:
         body = _body(operation.body, how, options)
     if destroys(operation) and not options.yes:
         _confirm(noun, verb, operation, options)
+    _check_columns(operation, getattr(options, "columns", None) or [])
     api = find_api(options)
     if operation.is_list:
         _show_list(noun, verb, api.pages(path, query), options)
@@ -636,6 +644,17 @@ def _parts(api: Api, path: str, query: dict[str, str]) -> Iterator[dict[str, Any
         if part["next"] is None or "limit" in query:
             return
         query = {**query, _AFTER: part["next"]}
+
+
+def _check_columns(operation: Operation, columns: list[str]) -> None:
+    """Raise UsageError where one is nothing that is listed."""
+    result = operation.result
+    if _is_in_parts(operation):
+        (result,) = get_args(hints_of(result)["items"])
+    for column in columns:
+        if not has_path(result, column):
+            names = ", ".join(paths_of(result))
+            raise UsageError(f"--columns: {column!r} is no field: one of {names}")
 
 
 def _show_list(

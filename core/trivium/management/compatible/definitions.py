@@ -296,6 +296,10 @@ def _document(head: dict[str, object], sections: list[tuple[str, _Entries]]) -> 
 # Import
 
 
+class _PassedOver(Exception):
+    """An entry means nothing here, whether or not the import goes on behind what cannot be."""
+
+
 class Import(Timed):
     """Carries out a document, a part in each turn; then ``done`` is told what was passed over.
 
@@ -316,6 +320,8 @@ class Import(Timed):
         self._goes_on = goes_on
         self._notes: list[str] = []
         self._left_out = 0
+        #: entries that were carried out, or were so already
+        self.taken = 0
         #: that of all entries; None: each names its own
         self._vhost = vhost
         self._steps = self._all_steps()
@@ -378,6 +384,9 @@ class Import(Timed):
                         if self._hashed is None:
                             raise BadRequest("the password cannot be hashed")
                     handle(entry)
+                    self.taken += 1
+                except _PassedOver as passed_over:
+                    self._note(name, entry, str(passed_over))
                 except (TopologyError, BadRequest) as error:
                     if not self._goes_on:
                         raise BadRequest(self._about(name, entry, str(error))) from None
@@ -410,8 +419,7 @@ class Import(Timed):
     def _user(self, entry: Mapping[str, object]) -> None:
         name = text_of(entry, "name")
         if self._is_configured(name):
-            self._note("users", entry, "it stands in the configuration, and stays as it is there")
-            return
+            raise _PassedOver("it stands in the configuration, and stays as it is there")
         stored, scram = "", None
         if self._hashed is not None:
             (stored, scram), self._hashed = self._hashed, None
@@ -491,7 +499,7 @@ class Import(Timed):
         elif component == OPERATOR_POLICY:
             self._set_policy(OF_OPERATORS, entry, table_of(entry, "value"), None)
         else:
-            self._note("parameters", entry, f"{component!r} means nothing here")
+            raise _PassedOver(f"{component!r} means nothing here")
 
     def _policy(self, entry: Mapping[str, object]) -> None:
         declarers = self._broker.authentication.declarers

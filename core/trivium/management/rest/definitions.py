@@ -23,6 +23,7 @@ class Imported:
         list[str],
         About(text="what means nothing here or cannot be, and why", longest=MAX_NOTES + 1),
     ]
+    taken: Annotated[int, About(text="entries that are carried out, or were so already", least=0)]
 
 
 _SKIP: Final = Parameter("skip", bool, "go on behind what cannot be; else that ends the import")
@@ -50,9 +51,10 @@ def take_of_vhost(call: Call) -> None:
 
 def _take(call: Call, vhost: str | None) -> None:
     def done(notes: list[str]) -> None:
-        call.answer_durably(answer(Imported(notes)))
+        call.answer_durably(answer(Imported(notes, work.taken)))
 
-    Import(call, vhost, done, asked(call, _SKIP, False)).go_on()
+    work = Import(call, vhost, done, asked(call, _SKIP, False))
+    work.go_on()
 
 
 _IN: Final = "vhosts/{vhost}/definitions"

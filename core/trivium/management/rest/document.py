@@ -79,7 +79,7 @@ _HEAD: Final = {
         "title": "Trivium",
         "version": __version__,
         "description": "Everything that an operator of this broker sees and does.",
-        "license": {"name": "see the distribution"},
+        "license": {"name": "Apache License 2.0", "identifier": "Apache-2.0"},
     },
     "servers": [{"url": "/"}],
     "security": [{"basic": []}, {"bearer": []}],

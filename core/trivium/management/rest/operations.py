@@ -15,7 +15,15 @@ from trivium.errors import (
 )
 from trivium.management.endpoints import ENTERED, BadRequest, Endpoint
 from trivium.management.listing import MAX_NAME_LENGTH, MAX_PAGE_SIZE, InOrder, Listing, by_path
-from trivium.management.rest.schema import About, parse, shown_model, shown_value, taken
+from trivium.management.rest.schema import (
+    About,
+    has_path,
+    parse,
+    paths_of,
+    shown_model,
+    shown_value,
+    taken,
+)
 from trivium.observability.api import OWN, ApiAnswer, Refusal, refusal
 
 if TYPE_CHECKING:
@@ -109,6 +117,11 @@ class Operation(Endpoint):
             if name not in known:
                 raise BadRequest(f"there is no parameter {name[:64]!r}")
             _read(known[name], value)
+        sort = call.request.query.get("sort", "")
+        # Lists whose items have another name are sorted by that.
+        if sort not in ("", "name") and not has_path(self.result, sort):
+            names = ", ".join(paths_of(self.result))
+            raise BadRequest(f"'sort' is a field, which {sort!r} is not: one of {names}")
         if call.request.body is not None and self.body is None and not self.is_raw:
             raise BadRequest("there is nothing for a body to say")
 

@@ -119,6 +119,42 @@ def _shown(value: object) -> object:
     return shown_model(value)
 
 
+def paths_of(kind: Any) -> list[str]:
+    """The paths of names to what JSON shows of a model's objects; those in tables go further."""
+    model = _model_in(kind)
+    if model is None:
+        return []
+    found = []
+    for name, hint in hints_of(model).items():
+        inner = paths_of(hint)
+        found += [f"{name}.{path}" for path in inner] or [name]
+    return found
+
+
+def has_path(kind: Any, path: str) -> bool:
+    """Whether something may stand at a path of names, or in a table there."""
+    model = _model_in(kind)
+    if model is None:
+        return dict in (get_origin(each) for each in _kinds_in(kind))
+    first, _, rest = path.partition(".")
+    hint = hints_of(model).get(first)
+    return hint is not None and (not rest or has_path(hint, rest))
+
+
+def _kinds_in(kind: Any) -> list[Any]:
+    """What a type may be, without what is said about it."""
+    if get_origin(kind) is Annotated:
+        return _kinds_in(get_args(kind)[0])
+    if get_origin(kind) in (Union, UnionType):
+        return [each for inner in get_args(kind) for each in _kinds_in(inner)]
+    return [kind]
+
+
+def _model_in(kind: Any) -> type | None:
+    found = [each for each in _kinds_in(kind) if isinstance(each, type) and is_dataclass(each)]
+    return found[0] if found else None
+
+
 # Bodies
 
 
