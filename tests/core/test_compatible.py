@@ -448,10 +448,12 @@ async def test_exchanges_and_bindings() -> None:
         assert len(await site.get("queues/%2F/q/bindings")) == 10
         assert len(await site.get("bindings")) == 11
         for place in places:
-            one = await site.get(place.removeprefix("/api/"))
-            assert place.endswith("/" + quote(one["properties_key"], safe=""))
-            await site.delete(place.removeprefix("/api/"))
-            assert (await site.ask("GET", place.removeprefix("/api/")))[0] == 404
+            # It is relative to the path of the request, as with RabbitMQ.
+            path = "bindings/%2F/e/ex/q/" + place
+            one = await site.get(path)
+            assert place == "q/" + quote(one["properties_key"], safe="")
+            await site.delete(path)
+            assert (await site.ask("GET", path))[0] == 404
         (default,) = await site.get("queues/%2F/q/bindings")
         assert default["source"] == ""
         assert (await site.ask("DELETE", "bindings/%2F/e/amq.default/q/q/q"))[0] == 404
@@ -603,12 +605,12 @@ async def test_what_becomes_of_messages_that_are_taken() -> None:
         ("exchanges/%2F/amq.default/publish", {"properties": {"expiration": "soon"}}),
         ("exchanges/%2F/amq.default/publish", {"properties": {"expiration": -1}}),
         ("exchanges/%2F/amq.default/publish", {"properties": {"priority": 256}}),
-        ("exchanges/%2F/amq.default/publish", {"properties": {"colour": "red"}}),
+        ("exchanges/%2F/none/publish", {"properties": {}}),
         ("exchanges/%2F/amq.default/publish", {"properties": {"user_id": "root"}}),
         ("exchanges/%2F/amq.default/publish", {"properties": {"headers": {"x-delay": "soon"}}}),
         ("exchanges/%2F/amq.default/publish", {"properties": {"headers": {"x-delivery": "no"}}}),
         ("queues/%2F/q/get", {}),
-        ("queues/%2F/q/get", {"count": 0}),
+        ("queues/%2F/q/get", {"count": -1}),
         ("queues/%2F/q/get", {"ackmode": "maybe"}),
         ("queues/%2F/q/get", {"encoding": "rot13"}),
         ("queues/%2F/s/get", {"count": 1}),
@@ -625,6 +627,44 @@ async def test_what_cannot_be_published_or_taken_is_refused(path: str, body: Any
         status, found = await site.ask("POST", path, {**usual, **body} if body else {})
         assert (status, found["error"]) == (400, "bad_request")
         assert (await site.get("queues/%2F/q"))["messages"] == 0
+
+
+async def test_what_rabbitmq_passes_over_or_names_is_the_same_here() -> None:
+    """As RabbitMQ 3.10 answers these requests."""
+    message = {"routing_key": "q", "payload": "x", "payload_encoding": "string", "properties": {}}
+    got = {"ackmode": "ack_requeue_true", "encoding": "auto"}
+    async with serve() as site:
+        await site.put("queues/%2F/q")
+        odd = {**message, "properties": {"colour": {"of": None}}}
+        publish = "exchanges/%2F/amq.default/publish"
+        assert await site.ask("POST", publish, odd) == (200, {"routed": True})
+        assert await site.ask("POST", "queues/%2F/q/get", {**got, "count": 0}) == (200, [])
+        for method, path, body, reason in (
+            (
+                "POST",
+                "exchanges/%2F/none/publish",
+                message,
+                "404 NOT_FOUND - no exchange 'none' in vhost '/'",
+            ),
+            ("PUT", "user-limits/nobody/max-channels", {"value": 1}, "no_such_user: nobody"),
+            (
+                "PUT",
+                "policies/%2F/p",
+                {"pattern": "^a", "definition": {"max-length": 1}, "priority": "5"},
+                "priority should be a number",
+            ),
+        ):
+            status, found = await site.ask(method, path, body)
+            assert (status, found["reason"]) == (400, reason)
+
+
+async def test_a_flag_of_a_pattern_for_what_is_so_anyway_is_taken() -> None:
+    async with serve() as site:
+        await site.put("queues/%2F/Qa")
+        page = "queues?page=1&use_regex=true&name="
+        for pattern in ("^q", "(?i)^q", "(?i)A$"):
+            assert len((await site.get(page + quote(pattern)))["items"]) == 1
+        assert (await site.ask("GET", page + quote("(?s)q")))[0] == 400
 
 
 # Users, permissions, limits, policies

@@ -303,7 +303,7 @@ def _name_filter(text: str, is_pattern: bool) -> Callable[[str], bool] | None:
     # What stands behind a backslash may be a class, which its case tells from its opposite.
     characters: list[str] = []
     is_escaped = False
-    for character in text:
+    for character in text.removeprefix("(?i)"):
         characters.append(character if is_escaped else character.lower())
         is_escaped = character == "\\" and not is_escaped
     pattern = Pattern("".join(characters), MAX_STATES)

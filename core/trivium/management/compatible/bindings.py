@@ -127,9 +127,9 @@ def post(call: Call) -> None:
     binding, _ = bind(vhost, call.operator, source, destination, is_to_exchange, key, arguments)
     view = views.view_binding(vhost, source, binding)
     assert view is not None
-    kind = "e" if is_to_exchange else "q"
-    parts = ("", "api", "bindings", vhost.name, "e", source, kind, destination)
-    place = "/".join(quote(part, safe="") for part in (*parts, shown.properties_key(view)))
+    # Relative to the path of the request (RFC 3986, 5.2).
+    parts = (call.names["exchange" if is_to_exchange else "queue"], shown.properties_key(view))
+    place = "/".join(quote(part, safe="") for part in parts)
     call.answer_durably(ApiAnswer(201, headers={"Location": place}))
 
 

@@ -58,7 +58,7 @@ def _required(body: Mapping[str, object], *keys: str) -> None:
 
 
 def properties_of(table: Mapping[str, object]) -> Properties:
-    """The properties that a request describes. Raises BadRequest."""
+    """The properties that a request describes; what is none is passed over. Raises BadRequest."""
     found = Properties()
     for name in table:
         if name in TEXTS:
@@ -73,8 +73,6 @@ def properties_of(table: Mapping[str, object]) -> Properties:
                 raise BadRequest("'expiration' is a time in milliseconds")
         elif name == "headers":
             found.headers = list(table_of(table, name).items())
-        elif name not in ("delivery_mode", "priority", "cluster_id"):
-            raise BadRequest(f"{name!r} is no property")
     return found
 
 
@@ -89,7 +87,8 @@ def post(call: Call) -> None:
     name = exchange_name(call.names["name"])
     exchange = vhost.exchanges.get(name)
     if exchange is None:
-        raise NotFound(NOT_FOUND)
+        # RabbitMQ shows what its own client was answered.
+        raise BadRequest(f"404 NOT_FOUND - no exchange '{name}' in vhost '{vhost.name}'")
     key = text_of(body, "routing_key").encode()
     if exchange.internal:
         raise BadRequest(f"exchange '{name}' in vhost '{vhost.name}' is internal")
@@ -148,8 +147,8 @@ def get(call: Call) -> None:
     if encoding not in ("auto", "base64"):
         raise BadRequest("'encoding' is 'auto' or 'base64'")
     count = number_of(body, "count")
-    if count < 1:
-        raise BadRequest("'count' is at least 1")
+    if count < 0:
+        raise BadRequest("'count' is at least 0")
     most = number_of(body, "truncate", call.broker.config.limits.max_message_bytes)
     found = queue
 

@@ -53,6 +53,8 @@ def policy_of(name: str, body: Mapping[str, object], declarer: Declarer | None) 
         if key not in body:
             raise BadRequest(f"[{{key_missing,{key}}}]")
     definition: dict[str, HeaderValue] = table_of(body, "definition")
+    if isinstance(body.get("priority"), str):
+        raise BadRequest("priority should be a number")
     priority = number_of(body, "priority", 0)
     if abs(priority) >= 1 << 31:
         raise BadRequest("'priority' has at most 31 bits")

@@ -308,7 +308,10 @@ def get_limits(call: Call) -> ApiAnswer:
 
 def put_limit(call: Call) -> None:
     """Set one limit of a user."""
-    name = _named(call)
+    try:
+        name = _named(call)
+    except NotFound:
+        raise BadRequest(f"no_such_user: {call.names['user']}") from None
     value = number_of(call.body, "value")
     limits = dict(call.broker.quotas.limits(USER_SCOPE, name))
     call.broker.logins.limits.set(name, {**limits, call.names["limit"]: value})
