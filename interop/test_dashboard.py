@@ -15,7 +15,7 @@ from pika.exceptions import ConnectionClosedByBroker
 
 from interop.brokers import LOOPBACK
 from interop.chromium import page, trust
-from interop.dashboard import MARKUP, STREAMS, Dashboard, dashboard, users
+from interop.dashboard import MARKUP, PHONE, STREAMS, Dashboard, dashboard, users
 from interop.management import Api
 from interop.native import open_client
 from interop.site import Site
@@ -453,6 +453,26 @@ def test_what_is_shown_anew_leaves_the_focus_where_it_is(site: Dashboard) -> Non
     tab.run(f"(window.before = {link}).focus()")
     tab.wait("!window.before.isConnected")
     assert tab.run("document.activeElement.textContent") == "billing"
+
+
+#: words of figures that stand in two lines
+BROKEN = """[...document.querySelectorAll('.figure span')].flatMap((each) =>
+    [...each.textContent.matchAll(/[a-z]+/g)].filter((word) => {
+        const range = document.createRange();
+        range.setStart(each.firstChild, word.index);
+        range.setEnd(each.firstChild, word.index + word[0].length);
+        return new Set([...range.getClientRects()].map((line) => line.top)).size > 1;
+    }).map(String))"""
+
+
+def test_on_a_phone_no_figure_breaks_a_word(site: Dashboard) -> None:
+    tab = site.page
+    site.sign_in()
+    for names in (("overview",), ("queues", "/", "orders"), ("sessions", "/", "sensor")):
+        site.visit(*names, waits_for="document.querySelectorAll('.figure').length >= 6")
+        tab.look(PHONE, 844)
+        assert tab.run(BROKEN) == [], names
+        tab.look()
 
 
 def test_no_figure_stands_alone_in_its_row(site: Dashboard) -> None:

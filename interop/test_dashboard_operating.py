@@ -13,7 +13,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from interop.brokers import LOOPBACK
-from interop.dashboard import MARKUP, STREAMS, Dashboard, dashboard
+from interop.dashboard import MARKUP, PHONE, STREAMS, Dashboard, dashboard
 
 pytestmark = [pytest.mark.one_build, pytest.mark.timeout(300)]
 
@@ -252,6 +252,38 @@ def test_sessions(site: Dashboard) -> None:
     site.press("Cancel")
 
 
+def test_a_drawing_opens_where_its_ways_begin(site: Dashboard) -> None:
+    tab = site.page
+    api = Api(site.broker.ports["http"])
+    api.ask("PUT", "vhosts", "many", body={})
+    everything = {"configure": ".*", "write": ".*", "read": ".*"}
+    api.ask("PUT", "users", "root", "permissions", "many", body=everything)
+    for name in ("first", "middle"):
+        api.ask("PUT", "vhosts", "many", "exchanges", name, body={"type": "fanout"})
+    path = ("vhosts", "many", "bindings")
+    to_exchange = {"destination_kind": "exchange"}
+    api.ask("POST", *path, body={"source": "first", "destination": "middle", **to_exchange})
+    for number in range(30):
+        name = f"q{number:02}"
+        api.ask("PUT", "vhosts", "many", "queues", name, body={})
+        api.ask("POST", *path, body={"source": "middle", "destination": name})
+    site.sign_in()
+    tab.look(PHONE, 844)
+    site.visit(
+        "exchanges", "many", "middle", waits_for="document.querySelectorAll('.node').length > 30"
+    )
+    seen = (
+        "(() => { const place = document.querySelector('.drawing').getBoundingClientRect();"
+        " const box = [...document.querySelectorAll('.node')].find((each) =>"
+        " each.textContent.includes('middle')).getBoundingClientRect();"
+        " return box.left >= place.left && box.right <= place.right"
+        " && box.top >= place.top && box.bottom <= place.bottom })()"
+    )
+    tab.wait(seen)
+    tab.look()
+    api.ask("DELETE", "vhosts", "many")
+
+
 def test_retained_topics_are_a_tree(site: Dashboard) -> None:
     site.sign_in()
     tab = site.page
@@ -262,6 +294,8 @@ def test_retained_topics_are_a_tree(site: Dashboard) -> None:
             f"(each) => each.ariaLabel.endsWith('{level}'))"
         )
         tab.wait(fold)
+        # The name itself unfolds what is below it.
+        assert level in tab.run(f"{fold}.textContent")
         tab.run(f"{fold}.focus()")
         tab.press("Enter")
         tab.wait(f"{fold}.ariaExpanded === 'true'")

@@ -20,6 +20,7 @@ from tests.support.commands import COMMAND, NO_PROTOCOLS, serve
 from tests.support.verbs import Commands, Running, on_terminal
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, NOUNS, completion, control, main
 from trivium.cli import verbs as module
+from trivium.cli.tables import print_rows
 from trivium.management.rest.schema import hints_of
 
 MARKUP = "<script>alert(1)</script>&[bold]x[/bold]"
@@ -276,6 +277,15 @@ def test_without_rich_columns_are_plain(broker: Running, tmp_path: Path) -> None
     code, out = on_terminal(arguments, PYTHONPATH=str(tmp_path))
     assert code == EXIT_OK
     assert out.splitlines()[0] == "NAME"
+
+
+def test_a_long_text_in_plain_columns_moves_its_own_row_alone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    names = ("short", "a name of thirty characters ok", "x" * 255)
+    print_rows([{"name": name, "type": "t"} for name in names], ["name", "type"])
+    lines = capsys.readouterr().out.splitlines()
+    assert [len(line) for line in lines] == [36, 33, 33, 258]
 
 
 @pytest.mark.parametrize(("answer", "code"), [("y\n", EXIT_OK), ("\n", EXIT_USAGE)])

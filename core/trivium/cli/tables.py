@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 #: Rows by which the widths of plain columns are found, and that are held until then.
 _MEASURED_ROWS: Final = 1000
+#: Characters of a text that others are put in line with: a longer one moves its own row alone.
+_IN_LINE: Final = 48
 
 
 def print_json(value: object) -> None:
@@ -145,7 +147,8 @@ def rich_table(rows: list[list[str]], columns: Sequence[str]) -> Table:
 def _print_plain(texts: Iterable[list[str]], header: list[str]) -> None:
     rest = iter(texts)
     rows = [header, *(row for _, row in zip(range(_MEASURED_ROWS), rest, strict=False))]
-    widths = [max(len(row[number]) for row in rows) for number in range(len(header))]
+    sizes = ([len(row[number]) for row in rows] for number in range(len(header)))
+    widths = [max(size for size in column if size <= _IN_LINE) for column in sizes]
     for row in (*rows, *rest):
         cells = (f"{text:{width}}" for text, width in zip(row, widths, strict=True))
         print("  ".join(cells).rstrip())

@@ -24,8 +24,8 @@ const page = {
   stream: (vhost, name) => link("streams", vhost, name),
 };
 
-// What of the bindings is drawn: { nodes, edges, isWhole }. With `around` (the name of an exchange)
-// only what leads to it, and all that can be reached from it.
+// What of the bindings is drawn: { nodes, edges, isWhole, start }. With `around` (the name of an exchange)
+// only what leads to it, and all that can be reached from it; its node is `start`.
 export function graphOf(bindings, around) {
   const nodes = new Map();
   const edges = [];
@@ -67,7 +67,7 @@ export function graphOf(bindings, around) {
     bindings.filter((each) => each.destination_type === "exchange" && each.destination === around && !reached.has(each.source)).forEach(add);
   }
   layer([...nodes.values()]);
-  return { nodes: [...nodes.values()], edges, isWhole };
+  return { nodes: [...nodes.values()], edges, isWhole, start: nodes.get(id("exchange", around)) };
 }
 
 function grouped(bindings) {
@@ -145,7 +145,7 @@ function drawEdge(edge, index) {
 }
 
 // The picture of what graphOf found.
-export function draw(vhost, { nodes, edges }) {
+export function draw(vhost, { nodes, edges, start }) {
   const { width, height } = place(nodes);
   const light = (node, isLit) => edges.filter((each) => each.from === node || each.to === node)
     .forEach((each) => each.line.classList.toggle("lit", isLit));
@@ -158,9 +158,16 @@ export function draw(vhost, { nodes, edges }) {
     return before;
   };
   const columns = [...nodes].sort((one, other) => one.depth - other.depth || one.y - other.y);
-  return h("div", { class: "scroll drawing", tabindex: "0", role: "region", "aria-label": "Bindings as a drawing" },
+  const element = h("div", { class: "scroll drawing", tabindex: "0", role: "region", "aria-label": "Bindings as a drawing" },
     s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "group", "aria-label": `${nodes.length} exchanges, queues, streams and sessions, ${edges.length} ways between them` },
       s("defs", {}, arrow),
       edges.map((edge) => drawEdge(edge, labels(edge))),
       columns.map((node) => drawNode(vhost, node, light))));
+  // Once it stands on the page it shows where the ways begin.
+  const first = start ?? columns[0];
+  requestAnimationFrame(() => {
+    const isBeside = first.x + WIDTH + EDGE > element.clientWidth;
+    element.scrollTo(isBeside ? first.x - EDGE : 0, first.y + (HEIGHT - element.clientHeight) / 2);
+  });
+  return element;
 }

@@ -43,8 +43,10 @@ class Tree {
     const name = item.has_message
       ? button(shown(item.level), () => this.open(item.topic), "plain topic") : h("span", { class: "topic" }, shown(item.level));
     if (!item.has_levels) return h("li", {}, h("span", { class: "fold" }), name);
-    const fold = h("button", { type: "button", class: "fold", "aria-expanded": "false", "aria-label": `Levels below ${shown(item.level)}` });
-    const row = h("li", {}, fold, name);
+    // A name that opens nothing else unfolds what is below it.
+    const label = { "aria-expanded": "false", "aria-label": `Levels below ${shown(item.level)}` };
+    const fold = h("button", { type: "button", class: item.has_message ? "fold" : "fold topic", ...label }, !item.has_message && shown(item.level));
+    const row = h("li", {}, fold, item.has_message && name);
     let below = null;
     const turn = async () => {
       const isOpen = fold.getAttribute("aria-expanded") === "true";
