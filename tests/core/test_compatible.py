@@ -1037,6 +1037,8 @@ async def test_definitions_come_back_equal() -> None:
         "vhosts": 2,
         "permissions": 1,
         "topic_permissions": 1,
+        "roles": 0,
+        "grants": 0,
         "global_parameters": 1,
         "parameters": 2,
         "policies": 1,

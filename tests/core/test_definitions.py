@@ -65,6 +65,16 @@ def declare(commands: Commands) -> None:
     if "ann" not in commands.names("user", "list"):
         commands.done("user", "add", "ann", "--password", "p")
     commands.done("permission", "set", "ann", "", "^milk$", "", "--vhost", "farm")
+    commands.done("permission", "set", "ann", "^a", "", ".*", "--vhost", "*")
+    commands.done("topic-permission", "set", "ann", "cows", "^m", "", "--vhost", "*")
+    commands.done("user", "vhost", "ann", "farm")
+    role = {
+        "permissions": {"farm": {"configure": "", "write": "^c", "read": ""}},
+        "topic_permissions": {"farm": {"cows": {"write": "^m", "read": ".*"}}},
+        "acl": ["topic read milk/#"],
+    }
+    commands.done("role", "set", "clerk", json.dumps(role))
+    commands.done("role", "grant", "clerk", "ann")
 
 
 def test_what_is_exported_comes_back_equal(
@@ -77,6 +87,12 @@ def test_what_is_exported_comes_back_equal(
     assert [each.name for each in tmp_path.iterdir()] == ["d.json"]
     document = json.loads(file.read_text())
     assert [queue["name"] for queue in document["queues"]] == ["milk"]
+    # What is granted in every virtual host is nothing that RabbitMQ could take.
+    assert [each["vhost"] for each in document["permissions"]] == ["farm"]
+    assert document["topic_permissions"] == []
+    assert [each["name"] for each in document["roles"]] == ["clerk"]
+    (grants,) = document["grants"]
+    assert (grants["user"], grants["roles"], grants["virtual_host"]) == ("ann", ["clerk"], "farm")
     with running(tmp_path / "other") as other:
         there = Commands(other, capsys)
         (said,) = there.rows("definitions", "import", str(file))
@@ -254,3 +270,38 @@ async def test_a_predeclared_exchange_is_imported_as_it_is_or_refused(
         url = f"http://{site.broker.listeners['http']}/api/definitions"
         async with site.client.post(url, json=body, headers=authorization("root")) as answer:
             assert answer.status == status
+
+
+async def test_grants_that_cannot_be_are_refused_by_name(tmp_path: Path) -> None:
+    async with serve_here(tmp_path) as site:
+        for section, entry in (
+            ("roles", {"name": "r", "permissions": {"/": {"odd": ""}}}),
+            ("roles", {"name": "r", "permissions": {"/": {"read": "("}}}),
+            ("roles", {"name": "r", "acl": "topic a"}),
+            ("roles", {"name": "r", "acl": ["odd"]}),
+            ("roles", {"name": ""}),
+            ("grants", {"user": "nobody", "roles": ["r"]}),
+            ("grants", {"user": "nobody", "virtual_host": "/"}),
+            ("grants", {"roles": ["r"]}),
+        ):
+            status, found = await site.ask("POST", "definitions", json={section: [entry]})
+            assert (status, found["type"].rpartition(":")[2]) == (400, "bad-request"), entry
+        # Those of the configuration stay as they are there.
+        entry = {"user": "ann", "roles": ["r"]}
+        taken = await site.ask("POST", "definitions", json={"grants": [entry]})
+        assert taken == (200, {"passed_over": []})
+        assert (await site.ask("GET", "roles"))[1]["items"] == []
+
+
+async def test_a_permission_in_every_virtual_host_is_taken_as_it_was_exported_once(
+    tmp_path: Path,
+) -> None:
+    patterns = {"configure": "", "write": "", "read": "^a"}
+    document = {
+        "users": [{"name": "new", "password": "p", "tags": []}],
+        "permissions": [{"user": "new", "vhost": "*", **patterns}],
+    }
+    async with serve_here(tmp_path) as site:
+        assert (await site.ask("POST", "definitions", json=document))[0] == 200
+        _, found = await site.ask("GET", "permissions?user=new&vhost=%2F")
+        assert found["items"] == [{"user": "new", "vhost": "*", **patterns}]

@@ -1020,3 +1020,34 @@ async def test_a_virtual_host_says_whether_the_caller_may_make_anything(
         headers = {"Authorization": f"Bearer {key['key']}"}
         _, found = await site.ask("GET", "vhosts/%2F", "", headers=headers)
         assert found["may_configure"] is False
+
+
+async def test_whoever_may_enter_every_virtual_host_is_among_those_of_each(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        await site.ask("PUT", "vhosts/v", json={})
+        _, found = await site.ask("GET", "permissions?vhost=v")
+        every = {(each["user"], each["vhost"]) for each in found["items"]}
+        assert every == {(name, "*") for name in ("guest", "root", "pol", "man")}
+        mine = {"configure": "", "write": "", "read": "^x"}
+        for name in ("joe2", "joe3"):
+            await site.ask("PUT", f"users/{name}", json={"password": "p"})
+        await site.ask("PUT", "users/joe2/permissions/v", json=mine)
+        await site.ask("PUT", "users/joe2/permissions/*", json={**mine, "read": ".*"})
+        topics = {"write": "", "read": "^a"}
+        await site.ask("PUT", "users/joe2/topic-permissions/*/amq.topic", json=topics)
+        await site.ask("PUT", "users/joe3/permissions/%2F", json=mine)
+
+        async def compatible(path: str) -> list[dict[str, Any]]:
+            url = f"http://{site.broker.listeners['http']}/api/{path}"
+            async with site.client.get(url, headers=authorization("root")) as answer:
+                assert answer.status == 200
+                shown: list[dict[str, Any]] = await answer.json()
+                return shown
+
+        shown = await compatible("vhosts/v/permissions")
+        assert {each["user"] for each in shown} == {"guest", "root", "pol", "man", "joe2"}
+        assert {each["vhost"] for each in shown} == {"v"}
+        assert {"user": "joe2", "vhost": "v", **mine} in shown
+        wanted = {"user": "joe2", "vhost": "v", "exchange": "amq.topic", **topics}
+        assert await compatible("vhosts/v/topic-permissions") == [wanted]
+        assert await compatible("topic-permissions/v/joe2") == [wanted]

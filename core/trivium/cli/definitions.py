@@ -24,6 +24,7 @@ from trivium.management.segments import segment
 #: What a document consists of, in the order in which it is imported.
 SECTIONS: Final = (
     *("users", "vhosts", "global_parameters", "permissions", "topic_permissions"),
+    *("roles", "grants"),
     *("parameters", "policies", "queues", "exchanges", "bindings"),
 )
 #: Entries and characters that are sent together.

@@ -68,29 +68,42 @@ TopicPermission = tuple[str, str, str, tuple[str, str]]
 
 
 def permissions_in(
-    broker: Broker, users: Iterable[str | None] | None = None
+    broker: Broker, users: Iterable[str | None] | None = None, within: str | None = None
 ) -> Iterator[Permission | None]:
     """User, virtual host and patterns: of these ``users``, or of all in no order. None where others
-    may be served: for a None among the users, and for one who has none."""
+    may be served: for a None among the users, and for one who has none. ``within`` a virtual host
+    there are what is granted there, and to others what is granted in all."""
     for name in broker.permissions.users() if users is None else users:
         grants = None if name is None else broker.permissions.user(name)
-        if name is None or grants is None or not grants.permissions:
+        held = {} if grants is None else grants.permissions
+        if within is not None:
+            patterns = held.get(within, held.get(EVERY_VHOST))
+            held = {} if patterns is None else {within: patterns}
+        if name is None or not held:
             yield None
             continue
-        for vhost, patterns in sorted(grants.permissions.items()):
+        for vhost, patterns in sorted(held.items()):
             yield name, vhost, patterns
 
 
 def topic_permissions_in(
-    broker: Broker, users: Iterable[str | None] | None = None
+    broker: Broker, users: Iterable[str | None] | None = None, within: str | None = None
 ) -> Iterator[TopicPermission | None]:
     """User, virtual host, exchange and patterns, as ``permissions_in`` has them."""
     for name in broker.permissions.users() if users is None else users:
         grants = None if name is None else broker.permissions.user(name)
-        if name is None or grants is None or not grants.topics:
+        held = {} if grants is None else grants.topics
+        if within is not None:
+            held = {
+                (within, exchange): patterns
+                for place in (EVERY_VHOST, within)
+                for (vhost, exchange), patterns in held.items()
+                if vhost == place
+            }
+        if name is None or not held:
             yield None
             continue
-        for (vhost, exchange), patterns in sorted(grants.topics.items()):
+        for (vhost, exchange), patterns in sorted(held.items()):
             yield name, vhost, exchange, patterns
 
 

@@ -242,6 +242,14 @@ def number_of(body: Mapping[str, object], key: str, default: int | None = None) 
     return value
 
 
+def texts_of(body: Mapping[str, object], key: str) -> list[str]:
+    """A list of texts, which may be missing. Raises BadRequest."""
+    found = body.get(key, [])
+    if not isinstance(found, list) or not all(isinstance(each, str) for each in found):
+        raise BadRequest(f"{key!r} is a list of texts")
+    return found
+
+
 def table_of(body: Mapping[str, object], key: str) -> dict[str, HeaderValue]:
     """A table of arguments. Raises BadRequest."""
     value = body.get(key)

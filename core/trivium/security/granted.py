@@ -59,6 +59,10 @@ class Granted:
             if (kind, name) not in self._configured:
                 self._put(kind, name, grants)
 
+    def is_configured(self, kind: str, name: str) -> bool:
+        """Whether the configuration says what a user or role is granted."""
+        return (kind, name) in self._configured
+
     def all(self, kind: str) -> Iterator[tuple[str, Grants]]:
         """Users or roles with what they are granted, in no order: there may be many. Also those of
         the configuration; what is gone by the time it is reached is left out."""
@@ -79,7 +83,7 @@ class Granted:
         known = self._rows.get((kind, name))
         if known is None:
             return Grants()
-        return grants_of(*_values(known))
+        return grants_of(*values_of(known))
 
     def set(self, kind: str, name: str, grants: Grants) -> None:
         """Grant this, and nothing else. Raises TopologyError."""
@@ -97,10 +101,10 @@ class Granted:
             raise LimitExceeded("those are too many permissions in one place")
         assert self._table is not None
         self._rows[(kind, name)] = grants
-        self._table.put(pack([kind, name]), pack(_values(grants)))
+        self._table.put(pack([kind, name]), pack(values_of(grants)))
         self._put(kind, name, grants)
         self._changed(name if kind == USER else None)
-        permissions, topics, acl, roles = _values(grants)
+        permissions, topics, acl, roles = values_of(grants)
         self._events.tell(
             f"{_EVENTS[kind]}.set",
             name=name,
@@ -148,8 +152,8 @@ class Granted:
             self._permissions.set_role(name, grants)
 
 
-def _values(grants: Grants) -> list[Any]:
-    """What ``grants_of`` takes."""
+def values_of(grants: Grants) -> list[Any]:
+    """What ``grants_of`` makes the same of."""
     permissions = {
         vhost: {"configure": configure, "write": write, "read": read}
         for vhost, (configure, write, read) in sorted(grants.permissions.items())

@@ -55,10 +55,12 @@ from trivium.management.topology import (
     declare_queue,
     operator,
 )
-from trivium.management.values import encode, flag_of, shown_table, table_of, text_of
+from trivium.management.values import encode, flag_of, shown_table, table_of, text_of, texts_of
 from trivium.observability.api import ApiAnswer
 from trivium.queues.arguments import CLASSIC, QUEUE_RULES, QUEUE_TYPE
+from trivium.security.granted import ROLE, USER, values_of
 from trivium.security.passwords import verify_password
+from trivium.security.permissions import EVERY_VHOST, Grants, grants_of
 from trivium.streams.settings import STREAM_RULES
 from trivium.streams.stream import PARTITIONS
 from trivium.vhost.policies import (
@@ -193,12 +195,47 @@ def _names(broker: Broker, users: list[str]) -> Iterator[str | None]:
 
 def _permissions(broker: Broker) -> _Entries:
     for found in permissions_in(broker, _names(broker, broker.permissions.users())):
-        yield None if found is None else shown_permission(found)
+        yield None if found is None or found[1] == EVERY_VHOST else shown_permission(found)
 
 
 def _topic_permissions(broker: Broker) -> _Entries:
     for found in topic_permissions_in(broker, _names(broker, broker.permissions.users())):
-        yield None if found is None else shown_topic_permission(found)
+        yield None if found is None or found[1] == EVERY_VHOST else shown_topic_permission(found)
+
+
+def _roles(broker: Broker) -> _Entries:
+    is_configured = broker.authentication.granted.is_configured
+    names = [name for name in broker.permissions.roles() if not is_configured(ROLE, name)]
+    for name in ordered(names):
+        role = None if name is None else broker.permissions.role(name)
+        if role is None:
+            yield None
+            continue
+        permissions, topics, lines, _ = values_of(role)
+        yield {
+            "name": name,
+            "permissions": permissions,
+            "topic_permissions": topics,
+            "acl": lines,
+        }
+
+
+def _grants(broker: Broker) -> _Entries:
+    """What there is of users for which RabbitMQ has no words, nor any look: their roles, what they
+    may do in every virtual host, and where their clients go that name none."""
+    users = {*broker.permissions.users(), *(user.name for user in broker.users.all())}
+    for name in _names(broker, list(users)):
+        user = None if name is None else broker.users.find(name)
+        granted = None if name is None else broker.permissions.user(name)
+        permissions, topics, _, roles = values_of(granted or Grants())
+        every = {
+            "virtual_host": "" if user is None else user.virtual_host,
+            "roles": roles,
+            "permissions": permissions.get(EVERY_VHOST),
+            "topic_permissions": topics.get(EVERY_VHOST),
+        }
+        found = {key: value for key, value in every.items() if value}
+        yield {"user": name, **found} if found else None
 
 
 def _vhosts(broker: Broker) -> _Entries:
@@ -255,6 +292,8 @@ def get_all(call: Call) -> ApiAnswer:
         ("vhosts", _vhosts(broker)),
         ("permissions", _permissions(broker)),
         ("topic_permissions", _topic_permissions(broker)),
+        ("roles", _roles(broker)),
+        ("grants", _grants(broker)),
         ("global_parameters", _global_parameters(broker)),
         *((name, of_all(find)) for name, find in _OF_VHOST),
     ]
@@ -362,6 +401,8 @@ class Import(Timed):
             ("global_parameters", self._global_parameter),
             ("permissions", self._permission),
             ("topic_permissions", self._topic_permission),
+            ("roles", self._role),
+            ("grants", self._grant),
             ("parameters", self._parameter),
             ("policies", self._policy),
             ("queues", self._queue),
@@ -370,7 +411,7 @@ class Import(Timed):
         )
         if self._vhost is not None:
             # A document of a virtual host says nothing about others, nor who may what.
-            handlers = handlers[5:]
+            handlers = handlers[7:]
         for name, handle in handlers:
             entries = self._body.get(name, [])
             if not isinstance(entries, list):
@@ -478,19 +519,49 @@ class Import(Timed):
     def _global_parameter(self, entry: Mapping[str, object]) -> None:
         GlobalParameters(self._broker).set(text_of(entry, "name"), entry.get("value"))
 
+    def _scope(self, entry: Mapping[str, object]) -> str:
+        name = text_of(entry, "vhost")
+        return name if name == EVERY_VHOST else self._broker.vhost(name).name
+
     def _permission(self, entry: Mapping[str, object]) -> None:
         user = text_of(entry, "user")
         if not self._is_configured(user):
-            vhost = self._broker.vhost(text_of(entry, "vhost")).name
+            vhost = self._scope(entry)
             kinds = ("configure", "write", "read")
             permit(self._broker, user, vhost, [text_of(entry, kind) for kind in kinds])
 
     def _topic_permission(self, entry: Mapping[str, object]) -> None:
         user = text_of(entry, "user")
         if not self._is_configured(user):
-            vhost = self._broker.vhost(text_of(entry, "vhost")).name
+            vhost = self._scope(entry)
             patterns = [text_of(entry, kind) for kind in ("write", "read")]
             permit_topics(self._broker, user, vhost, text_of(entry, "exchange"), patterns)
+
+    def _role(self, entry: Mapping[str, object]) -> None:
+        name = text_of(entry, "name")
+        granted = self._broker.authentication.granted
+        if granted.is_configured(ROLE, name):
+            self._note("roles", entry, "it stands in the configuration, and stays as it is there")
+            return
+        permissions, topics = table_of(entry, "permissions"), table_of(entry, "topic_permissions")
+        granted.set(ROLE, name, grants_of(permissions, topics, texts_of(entry, "acl"), []))
+
+    def _grant(self, entry: Mapping[str, object]) -> None:
+        user = text_of(entry, "user")
+        if self._is_configured(user):
+            return
+        authentication = self._broker.authentication
+        home = text_of(entry, "virtual_host", "")
+        if home:
+            authentication.set_virtual_host(user, home)
+        said = [table_of(entry, key) for key in ("permissions", "topic_permissions")]
+        permissions, topics = [{EVERY_VHOST: each} if each else {} for each in said]
+        made = grants_of(permissions, topics, [], texts_of(entry, "roles"))
+        grants = authentication.granted.copy(USER, user)
+        grants.permissions |= made.permissions
+        grants.topics |= made.topics
+        grants.roles = made.roles or grants.roles
+        authentication.granted.set(USER, user, grants)
 
     def _parameter(self, entry: Mapping[str, object]) -> None:
         component = text_of(entry, "component")

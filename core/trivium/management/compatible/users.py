@@ -205,7 +205,7 @@ def _wanted(call: Call) -> list[str] | None:
 def get_permissions(call: Call) -> ApiAnswer:
     """The permissions that there are."""
     admits = _admits(call)
-    every = permissions_in(call.broker, _wanted(call))
+    every = permissions_in(call.broker, _wanted(call), call.names.get("vhost"))
     return Listing(call, every, shown_permission, lambda each: each[:2], admits).answer()
 
 
@@ -249,14 +249,14 @@ def delete_permission(call: Call) -> None:
 def get_topic_permissions(call: Call) -> ApiAnswer:
     """The topic permissions that there are."""
     admits = _admits(call)
-    every = topic_permissions_in(call.broker, _wanted(call))
+    every = topic_permissions_in(call.broker, _wanted(call), call.names.get("vhost"))
     return Listing(call, every, shown_topic_permission, lambda each: each[:3], admits).answer()
 
 
 def get_topic_permission(call: Call) -> ApiAnswer:
     """Those of a user in a virtual host."""
     admits = _admits(call)
-    every = topic_permissions_in(call.broker, _wanted(call))
+    every = topic_permissions_in(call.broker, _wanted(call), call.names.get("vhost"))
     if not any(found is not None and admits(found) for found in every):
         raise NotFound(NOT_FOUND)
     return get_topic_permissions(call)

@@ -403,7 +403,7 @@ def permissions(call: Call) -> ApiAnswer:
         permissions_in(call.broker),
         lambda each: Permission(each[0], each[1], *each[2]),
         lambda each: (each[1], each[0]),
-        lambda each: user in (None, each[0]) and vhost in (None, each[1]),
+        lambda each: user in (None, each[0]) and (vhost is None or each[1] in (vhost, EVERY_VHOST)),
     )
 
 
@@ -438,7 +438,7 @@ def topic_permissions(call: Call) -> ApiAnswer:
         topic_permissions_in(call.broker),
         lambda each: TopicPermission(each[0], each[1], each[2], *each[3]),
         lambda each: (each[1], each[2], each[0]),
-        lambda each: user in (None, each[0]) and vhost in (None, each[1]),
+        lambda each: user in (None, each[0]) and (vhost is None or each[1] in (vhost, EVERY_VHOST)),
     )
 
 

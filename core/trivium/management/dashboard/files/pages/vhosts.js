@@ -86,7 +86,7 @@ const one = {
       const { items, isWhole } = await all("permissions", { vhost: name }, { signal: view.signal }, MOST);
       const kinds = ["configure", "write", "read"].map((kind) =>
         ({ title: kind[0].toUpperCase() + kind.slice(1), cell: (each) => (each[kind] ? h("code", {}, each[kind]) : "nothing") }));
-      replace(permissions, plainTable("Permissions", [{ title: "User", cell: (each) => named(each.user, "users", each.user) }, ...kinds], items,
+      replace(permissions, plainTable("Permissions", [{ title: "User", cell: (each) => [named(each.user, "users", each.user), " ", each.vhost === "*" && tag("in all virtual hosts")] }, ...kinds], items,
         "Nobody has any by itself."), !isWhole && h("p", { class: "hint" }, "There are more."));
     }
 
