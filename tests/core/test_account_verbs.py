@@ -110,9 +110,12 @@ async def test_keys_are_made_listed_and_taken_back(broker: Running, commands: Co
     commands.done("user", "add", "bob", "--password", "one")
     commands.done("permission", "set", "bob", "", "", "")
     before = time.time()
-    for scope, reason in (("", "scopes"), ("monitoring", "no tag 'monitoring'")):
+    for scope, wanted, reason in (
+        ("", EXIT_USAGE, "--scope"),
+        ("monitoring", EXIT_FAILED, "no tag 'monitoring'"),
+    ):
         code, _, err = commands.run("user", "add-key", "bob", "--scope", scope)
-        assert code == EXIT_FAILED
+        assert code == wanted
         assert reason in err
     commands.done("user", "tags", "bob", "monitoring")
     (made,) = commands.rows("user", "add-key", "bob", "--days", "1", "--scope", "monitoring")
