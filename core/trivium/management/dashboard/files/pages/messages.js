@@ -1,7 +1,7 @@
 // The messages of a queue, which stay where they are, or of a partition of a stream.
 
 import { at, get } from "../api.js";
-import { field } from "../dialogs.js";
+import { fail, field } from "../dialogs.js";
 import { h, replace } from "../dom.js";
 import * as format from "../format.js";
 import { messageList } from "../payload.js";
@@ -107,9 +107,13 @@ export default {
         return turn(found.next);
       };
       const back = () => turn(before.length ? before.pop() : Math.max(0, Number(start) - LIMIT));
-      const newest = () => turn(Math.max(0, found.end - LIMIT));
+      // More has come since the page was shown.
+      const newest = async () => {
+        const now = await kinds.stream(chosen, "next", { signal: view.signal });
+        await turn(Math.max(0, now.end - LIMIT));
+      };
       const steps = [button("First", () => turn(isStream ? "first" : 0)), button("Back", back), button("Next", forward),
-        isStream && button("Newest", newest), button("Again", () => turn(start))];
+        isStream && button("Newest", () => newest().catch(fail)), button("Again", () => turn(start))];
       steps[1].disabled = !before.length && Number(start) <= 0;
       steps[2].disabled = found.next === null;
       replace(place, h("div", { class: "heading" }, h("h2", {}, h("a", { href: link(`${chosen.kind}s`, chosen.vhost, chosen.name) }, chosen.name)),
