@@ -288,8 +288,8 @@ async def test_grants_that_cannot_be_are_refused_by_name(tmp_path: Path) -> None
             assert (status, found["type"].rpartition(":")[2]) == (400, "bad-request"), entry
         # Those of the configuration stay as they are there.
         entry = {"user": "ann", "roles": ["r"]}
-        taken = await site.ask("POST", "definitions", json={"grants": [entry]})
-        assert taken == (200, {"passed_over": []})
+        status, found = await site.ask("POST", "definitions", json={"grants": [entry]})
+        assert (status, found["passed_over"]) == (200, [])
         assert (await site.ask("GET", "roles"))[1]["items"] == []
 
 
