@@ -25,7 +25,7 @@ from trivium.security.permissions import Permissions
 AUTHORIZATION = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
 
 
-GET = f"GET /api/x HTTP/1.1\r\nHost: x\r\nAuthorization: {AUTHORIZATION['Authorization']}\r\n\r\n"
+GET = f"GET /api/x HTTP/1.1\r\nHost: localhost\r\nAuthorization: {AUTHORIZATION['Authorization']}\r\n\r\n"
 
 
 class Loop:
@@ -109,19 +109,29 @@ async def ask(url: str, method: str = "GET", **options: Any) -> tuple[int, Any, 
         return answer.status, answer.headers, await answer.read()
 
 
-async def test_a_request_waits_for_a_turn_that_is_not_long() -> None:
+async def test_requests_have_their_turns_however_long_others_make_each() -> None:
     loop = Loop()
+    running = asyncio.get_running_loop()
+    turns = 0
     asked: list[int] = []
 
+    def turn() -> None:
+        nonlocal turns
+        turns += 1
+        if loop.long_turns > 0:
+            running.call_soon(turn)
+
     def answer(_: ApiRequest) -> ApiAnswer:
-        asked.append(loop.long_turns)
+        asked.append(turns)
         return in_parts(iter([b"1"]))
 
     async with serve(answer, loop) as (_, url):
-        loop.long_turns = 5
-        assert (await ask(url + "x"))[2] == b"1"
-    # It has asked in vain until there was none any more.
-    assert asked == [-1]
+        loop.long_turns = 1_000_000_000
+        turn()
+        answers = await asyncio.gather(*(ask(url + "x") for _ in range(8)))
+        loop.long_turns = 0
+    assert [body for _, _, body in answers] == [b"1"] * 8
+    assert len(set(asked)) == 8, "one in a turn"
 
 
 async def test_a_short_answer_has_its_length_and_is_no_page() -> None:
@@ -160,7 +170,7 @@ async def test_a_long_answer_goes_as_fast_as_its_client_reads() -> None:
         reader, writer = await asyncio.open_connection(host, int(port), limit=4096)
         lines = [
             "GET /api/x HTTP/1.1",
-            "Host: x",
+            "Host: localhost",
             f"Authorization: {AUTHORIZATION['Authorization']}",
         ]
         writer.write("\r\n".join([*lines, "", ""]).encode())
@@ -193,7 +203,7 @@ async def test_a_client_that_takes_nothing_for_long_is_dropped(monkeypatch: Any)
         _, writer = await asyncio.open_connection(host, int(port), limit=4096)
         lines = [
             "GET /api/x HTTP/1.1",
-            "Host: x",
+            "Host: localhost",
             f"Authorization: {AUTHORIZATION['Authorization']}",
         ]
         writer.write("\r\n".join([*lines, "", ""]).encode())

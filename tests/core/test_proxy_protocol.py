@@ -318,7 +318,7 @@ async def test_http_takes_the_client_for_whom_the_header_names(
 ) -> None:
     # The user guest is for this machine alone, on which the proxy runs.
     credentials = base64.b64encode(b"guest:guest")
-    asked = b"GET /metrics HTTP/1.1\r\nHost: a\r\nConnection: close\r\n"
+    asked = b"GET /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
     asked += b"Authorization: Basic " + credentials + b"\r\n\r\n"
     async with (
         Broker(config(protocol="http", anonymous="never")) as broker,

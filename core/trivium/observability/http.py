@@ -133,7 +133,7 @@ class HttpDriver(Protocol):
         """Something is done that takes a part of this turn's time."""
 
     def is_turn_long(self) -> bool:
-        """Whether what has begun is to be left to the next turn, where that can be."""
+        """Whether what has begun is to be left to a turn to come, where that can be."""
 
 
 class Addresses(Protocol):
@@ -198,6 +198,8 @@ class HttpServer:
         addresses: Addresses | None = None,
     ) -> None:
         self._driver = driver
+        # Those who wait for a turn.
+        self._line = asyncio.Lock()
         self._authenticator = authenticator
         self._permissions = permissions
         self._unready = unready
@@ -372,11 +374,12 @@ class HttpServer:
 
     async def _own_turn(self) -> None:
         """Many requests that come together are answered in as many turns as that takes: whoever
-        comes between is served."""
+        comes between is served. They go on in order, however long others make each turn."""
         self._driver.begin_turn()
-        while self._driver.is_turn_long():
-            await asyncio.sleep(0)
-            self._driver.begin_turn()
+        if self._driver.is_turn_long():
+            async with self._line:
+                await asyncio.sleep(0)
+                self._driver.begin_turn()
 
     async def _ask_api(self, request: web.Request) -> web.StreamResponse:
         await self._own_turn()

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import os
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING, cast
 
@@ -86,6 +87,8 @@ class LoopDriver(Driver):
         # Told of what is done in turns; None where nobody wants to know.
         self._slow: SlowTurns | None = None
         self._closing: list[SocketDriver] = []
+        # What was left for turns to come.
+        self._deferred: deque[Callable[[], None]] = deque()
         self._waker: asyncio.TimerHandle | None = None
         self._wakes_at = 0
         self._is_releasing = False
@@ -186,6 +189,25 @@ class LoopDriver(Driver):
     def call_soon(self, work: Callable[[], None]) -> None:
         """``call`` something of a socket in the next iteration of the loop."""
         self._loop.call_soon(self.call, work)
+
+    def defer(self, work: Callable[[], None]) -> None:
+        """``call`` something in a turn to come that has time for it. They go on in order, and in
+        each turn one of them does in any case: others may fill every turn for long."""
+        self._deferred.append(work)
+        if len(self._deferred) == 1:
+            self._loop.call_soon(self._call_deferred)
+
+    def _call_deferred(self) -> None:
+        deferred = self._deferred
+        while True:
+            # The first one stays until it is over, so that what it defers waits for the next turn.
+            self.call(deferred[0])
+            deferred.popleft()
+            if not deferred:
+                return
+            if self.is_turn_long():
+                self._loop.call_soon(self._call_deferred)
+                return
 
     def call_later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:
         """``call`` something of a socket, or of HTTP, after some time."""

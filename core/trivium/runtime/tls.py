@@ -122,16 +122,16 @@ class TlsLayer:
         except Exception as error:
             self._fail(error)
 
-    def _go_on(self) -> None:
+    def _go_on(self, has_turn: bool = False) -> None:
         was_open = self._is_open
         if not was_open:
             if self._waits_for_turn:
                 return
             self._loop.begin_turn()
-            if self._loop.is_turn_long():
+            if not has_turn and self._loop.is_turn_long():
                 # Each step takes about a millisecond, and thousands may begin at once.
                 self._waits_for_turn = True
-                self._loop.call_soon(self._begin_step)
+                self._loop.defer(self._begin_step)
                 return
             if not self._shake_hands():
                 return
@@ -147,7 +147,7 @@ class TlsLayer:
         self._waits_for_turn = False
         if not self._transport.is_closing():
             try:
-                self._go_on()
+                self._go_on(True)
             except Exception as error:
                 self._fail(error)
 
