@@ -25,7 +25,9 @@ from trivium.security.permissions import Permissions
 AUTHORIZATION = {"Authorization": "Basic " + base64.b64encode(b"guest:guest").decode()}
 
 
-GET = f"GET /api/x HTTP/1.1\r\nHost: localhost\r\nAuthorization: {AUTHORIZATION['Authorization']}\r\n\r\n"
+GET = "GET /api/x HTTP/1.1\r\nHost: localhost\r\nAuthorization: {Authorization}\r\n\r\n".format(
+    **AUTHORIZATION
+)
 
 
 class Loop:

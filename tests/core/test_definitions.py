@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import stat
 import sys
 from pathlib import Path
@@ -229,6 +230,25 @@ def test_what_is_wrong_is_one_line(
     found, out, err = commands.run(*arguments)
     assert (found, out, err.count("\n")) == (code, "", 1)
     assert error in err
+
+
+def test_an_export_to_a_pipe_or_through_a_link_leaves_them_there(
+    commands: Commands, tmp_path: Path
+) -> None:
+    """So it is with devices: ``/dev/null`` was a file afterwards."""
+    pipe, link, file = tmp_path / "pipe", tmp_path / "link", tmp_path / "file"
+    os.mkfifo(pipe)
+    link.symlink_to(file)
+    reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        assert commands.done("definitions", "export", str(pipe)) == ""
+        assert json.loads(os.read(reading, 1 << 20))["exchanges"]
+    finally:
+        os.close(reading)
+    assert pipe.is_fifo()
+    assert commands.done("definitions", "export", str(link)) == ""
+    assert link.is_symlink()
+    assert json.loads(file.read_text())["exchanges"]
 
 
 async def test_the_http_api_exports_imports_and_tells_what_was_passed_over(tmp_path: Path) -> None:

@@ -119,9 +119,14 @@ def _read(name: str) -> dict[str, list[Any]]:
 
 def _write(path: Path, text: str) -> None:
     """Have a file with this text, or the one that was there. It has hashes of passwords, so that
-    only its owner may read it. Raises ClientError."""
-    beside = path.with_name(f".{path.name}.{os.getpid()}")
+    only its owner may read it. What is there and no file, such as a device or a pipe, is written
+    to. Raises ClientError."""
     try:
+        path = path.resolve()
+        if path.exists() and not path.is_file():
+            path.write_text(text)
+            return
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
         file = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             with os.fdopen(file, "w") as text_file:
