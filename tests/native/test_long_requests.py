@@ -441,6 +441,43 @@ def test_a_transaction_that_is_read_in_turns_is_committed_once() -> None:
     assert long.queued() == NUMBERS
 
 
+def test_a_transaction_with_very_many_deliveries_has_a_turn_for_itself() -> None:
+    long = Long()
+    vhost = long.server.vhost
+    vhost.declare_exchange("fan", "fanout", durable=True)
+    queues = [vhost.declare_queue(f"q{number}", durable=True) for number in range(64)]
+    for queue in queues:
+        vhost.bind(vhost.exchange("fan"), Binding(queue, b""))
+    entries = [entry(b"x", exchange=b"fan")] * (STEP // 64 + 1)
+    clients = [long.client, long.other, long.server.open()]
+    for client in clients:
+        client.feed(frame(frames.TX, 5, tx(*entries)))
+    assert len(queues[0]) == 0
+    for count in (1, 2, 3):
+        assert [ok(clients[n].take()) for n in range(3)] == [False] * 3
+        long.asks(clients)
+        long.turn()
+        assert len(queues[0]) == count * len(entries)
+        assert ok(clients[count - 1].take())
+    assert long.driver.next == []
+
+
+def test_a_transaction_that_was_committed_is_known_whatever_has_become_of_its_exchange() -> None:
+    long = Long()
+    long.client.ask(frames.PRODUCER, producer="t", transactional=True)
+    request = frame(frames.TX, 5, transaction(producer="t", epoch=0, sequence=0))
+    long.client.feed(request)
+    long.other.feed(request)
+    long.turn(TURNS // 2 + 1)
+    assert ok(long.client.take())
+    long.server.vhost.delete_exchange("e")
+    assert long.finish() == []
+    assert ok(long.other.take())
+    long.client.feed(request)
+    assert ok(long.client.take())
+    assert long.queued() == NUMBERS
+
+
 def test_who_goes_while_its_transaction_is_read_has_published_nothing() -> None:
     long = Long()
     for client in (long.client, long.other):

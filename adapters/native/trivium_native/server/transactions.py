@@ -51,6 +51,9 @@ if TYPE_CHECKING:
 #: Streams of groups in one transaction.
 MAX_COMMITS: Final = 1024
 
+#: A transactional producer, its epoch and the number of the transaction.
+Numbered = tuple[bytes, int, int]
+
 #: What a settlement settles: its action, the subscription, tags and entries.
 Taken = tuple[int, Subscription, list[tuple[int, QueueEntry]]]
 
@@ -82,30 +85,41 @@ class Transactions:
         Raises what refuses it: then nothing of it has been done.
         """
         fields, count, at = _split(data, at, end)
-        batch = self.publisher.batch(data, at, end, count)
-        if count > STEP:
-            long = LongTransaction(self, self._connection, correlation, fields, batch)
-            self.long_requests.enter(long)
-        else:
-            self.carry_out(correlation, fields, batch)
-
-    def carry_out(self, correlation: int, fields: Fields, batch: Batch) -> None:
-        """The same of one whose messages may be read already."""
+        numbered: Numbered | None = None
         name = fields.optional_text("producer")
-        producer = b""
-        epoch = sequence = 0
         if name is not None:
-            producer = name.encode()
             self._connection.access.require(WRITE, "producer", name)
             epoch = fields.integer("epoch", 0, _MAX_EPOCH)
-            sequence = fields.integer("sequence", 0, _MAX_SEQUENCE)
-            known = self._vhost.transactional.check(producer, epoch, sequence)
-            if known == FENCED:
-                raise Fenced("the transactional producer is not open, or was opened again since")
-            if known > 0:
-                # Committed already, and perhaps not durable yet.
-                self._connection.reply_when_durable(correlation, self._parts.progress(producer))
+            numbered = (name.encode(), epoch, fields.integer("sequence", 0, _MAX_SEQUENCE))
+        if self.is_committed(correlation, numbered):
+            return
+        batch = self.publisher.batch(data, at, end, count)
+        if count <= STEP:
+            self.publisher.read(batch)
+            if _deliveries(batch) <= STEP:
+                self.carry_out(correlation, numbered, fields, batch)
                 return
+        long = LongTransaction(self, self._connection, correlation, numbered, fields, batch)
+        self.long_requests.enter(long)
+
+    def is_committed(self, correlation: int, numbered: Numbered | None) -> bool:
+        """Whether it was committed before: then it is answered. Raises Fenced."""
+        if numbered is None:
+            return False
+        producer = numbered[0]
+        known = self._vhost.transactional.check(*numbered)
+        if known == FENCED:
+            raise Fenced("the transactional producer is not open, or was opened again since")
+        if known > 0:
+            # Perhaps it is not durable yet.
+            self._connection.reply_when_durable(correlation, self._parts.progress(producer))
+        return known > 0
+
+    def carry_out(
+        self, correlation: int, numbered: Numbered | None, fields: Fields, batch: Batch
+    ) -> None:
+        """The rest of one whose messages are read."""
+        producer, epoch, sequence = numbered or (b"", 0, 0)
         settlements = fields.rows("settle", MAX_ITEMS, 4)
         commits = [
             Commit(self._vhost, one, self._connection.access)
@@ -115,7 +129,7 @@ class Transactions:
         fields.finish()
         publisher = self.publisher
         if wanted:
-            if name is None:
+            if numbered is None:
                 raise InvalidArgument("parts are committed by the producer that they belong to")
             if publisher.blocked is not None:
                 raise Blocked(publisher.blocked)
@@ -134,7 +148,7 @@ class Transactions:
         publisher.publish_read(batch)
         for commit in commits:
             commit.apply()
-        if name is not None:
+        if numbered is not None:
             self._vhost.transactional.advance(producer, epoch, sequence + 1)
             self._parts.decide(producer, sequence, parts)
         self._connection.reply_when_durable(correlation, self._parts.progress(producer))
@@ -194,19 +208,22 @@ class Transactions:
 
 
 class LongTransaction(LongRequest):
-    """One TX with so many messages that they are read in turns."""
+    """One TX with so many messages that they are read in turns, or that has so many deliveries that
+    it has one for itself."""
 
     def __init__(
         self,
         transactions: Transactions,
         connection: NativeConnection,
         correlation: int,
+        numbered: Numbered | None,
         fields: Fields,
         batch: Batch,
     ) -> None:
-        super().__init__(connection, transactions.long_requests, True)
+        super().__init__(connection, transactions.long_requests, batch.count > STEP)
         self._transactions = transactions
         self._correlation = correlation
+        self._numbered = numbered
         self._fields = fields
         self._batch = batch
 
@@ -216,15 +233,25 @@ class LongTransaction(LongRequest):
     def step(self) -> bool:
         transactions = self._transactions
         publisher = transactions.publisher
+        correlation, numbered, batch = self._correlation, self._numbered, self._batch
         try:
-            if not publisher.read_some(self._batch):
+            # Others may have sent the same meanwhile.
+            if transactions.is_committed(correlation, numbered):
+                return True
+            if not publisher.read_some(batch):
                 return False
-            transactions.carry_out(self._correlation, self._fields, self._batch)
+            transactions.carry_out(correlation, numbered, self._fields, batch)
         except (NativeError, core.TopologyError) as error:
-            self.connection.refuse_request(self._correlation, error)
+            self.connection.refuse_request(correlation, error)
         finally:
             publisher.payloads = None
         return True
+
+
+def _deliveries(batch: Batch) -> int:
+    """How many deliveries the messages make that were read."""
+    routes = zip(batch.routes, batch.messages, strict=True)
+    return sum([len(route.resolve(message).destinations) for route, message in routes])
 
 
 def _split(data: bytes, at: int, end: int) -> tuple[Fields, int, int]:
