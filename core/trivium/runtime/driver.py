@@ -69,6 +69,34 @@ class Job:
         self._done(self._result)
 
 
+class Deferred:
+    """What is left for a turn to come that has time for it. It goes on in order, and in each turn
+    some of it does in any case: others may fill every turn for long."""
+
+    def __init__(self, driver: LoopDriver, loop: asyncio.AbstractEventLoop) -> None:
+        self._driver = driver
+        self._loop = loop
+        self._works: deque[Callable[[], None]] = deque()
+
+    def add(self, work: Callable[[], None]) -> None:
+        """``call`` this in such a turn."""
+        self._works.append(work)
+        if len(self._works) == 1:
+            self._loop.call_soon(self._go_on)
+
+    def _go_on(self) -> None:
+        works = self._works
+        while True:
+            # The first one stays until it is over, so that what it leaves waits for the next turn.
+            self._driver.call(works[0])
+            works.popleft()
+            if not works:
+                return
+            if self._driver.is_turn_long():
+                self._loop.call_soon(self._go_on)
+                return
+
+
 class LoopDriver(Driver):
     """Drives the broker of one server on the running event loop."""
 
@@ -87,8 +115,8 @@ class LoopDriver(Driver):
         # Told of what is done in turns; None where nobody wants to know.
         self._slow: SlowTurns | None = None
         self._closing: list[SocketDriver] = []
-        # What was left for turns to come.
-        self._deferred: deque[Callable[[], None]] = deque()
+        #: what was left for turns to come
+        self.deferred = Deferred(self, self._loop)
         self._waker: asyncio.TimerHandle | None = None
         self._wakes_at = 0
         self._is_releasing = False
@@ -189,25 +217,6 @@ class LoopDriver(Driver):
     def call_soon(self, work: Callable[[], None]) -> None:
         """``call`` something of a socket in the next iteration of the loop."""
         self._loop.call_soon(self.call, work)
-
-    def defer(self, work: Callable[[], None]) -> None:
-        """``call`` something in a turn to come that has time for it. They go on in order, and in
-        each turn one of them does in any case: others may fill every turn for long."""
-        self._deferred.append(work)
-        if len(self._deferred) == 1:
-            self._loop.call_soon(self._call_deferred)
-
-    def _call_deferred(self) -> None:
-        deferred = self._deferred
-        while True:
-            # The first one stays until it is over, so that what it defers waits for the next turn.
-            self.call(deferred[0])
-            deferred.popleft()
-            if not deferred:
-                return
-            if self.is_turn_long():
-                self._loop.call_soon(self._call_deferred)
-                return
 
     def call_later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:
         """``call`` something of a socket, or of HTTP, after some time."""

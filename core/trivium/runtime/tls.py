@@ -131,7 +131,7 @@ class TlsLayer:
             if not has_turn and self._loop.is_turn_long():
                 # Each step takes about a millisecond, and thousands may begin at once.
                 self._waits_for_turn = True
-                self._loop.defer(self._begin_step)
+                self._loop.deferred.add(self._begin_step)
                 return
             if not self._shake_hands():
                 return
