@@ -167,6 +167,17 @@ async def test_a_client_is_served_over_tls_1_2_and_1_3(
         assert connection_of(broker, streams).peer.listener.name == "in"
 
 
+async def test_handshakes_go_on_however_long_others_make_each_turn(
+    authority: Authority, server_pair: Pair
+) -> None:
+    # As soon as somebody asks, a turn has lasted for as long as it should.
+    settings = config(tls_of(server_pair), turn_milliseconds=1e-9)
+    async with Broker(settings) as broker, contextlib.AsyncExitStack() as stack:
+        for _ in range(3):
+            context = client_context(authority)
+            await greet(await stack.enter_async_context(connected(broker, context)))
+
+
 async def test_tls_1_1_is_refused(authority: Authority, server_pair: Pair) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.load_verify_locations(authority.ca)
