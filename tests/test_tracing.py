@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import re
 from typing import Any
 
@@ -242,6 +243,15 @@ def test_about_the_share_that_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None
     writer.feed(b"".join(mqtt.publish("t", b"x", 0, version=4) for _ in range(70)))
     # The median of the geometric distribution: each seventh.
     assert traced.names() == ["publish amq.topic"] * 10
+
+
+def test_what_is_chosen_leaves_the_generator_of_the_program_alone() -> None:
+    before = random.getstate()
+    traced = Traced(make_server(), ratio=0.5)
+    writer = traced.server.mqtt("root", "writer", 4)
+    writer.feed(b"".join(mqtt.publish("t", b"x", 0, version=4) for _ in range(70)))
+    assert traced.names()
+    assert random.getstate() == before
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+import random
 import threading
 from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
@@ -399,6 +400,12 @@ def test_waits_grow_to_the_longest_and_are_drawn() -> None:
     for wrong in ({"first": 0.0}, {"first": 2.0, "longest": 1.0}, {"limit": -1.0}):
         with pytest.raises(ValueError, match="out of range"):
             Reconnect(**wrong)
+
+
+def test_waits_leave_the_generator_of_the_program_alone() -> None:
+    before = random.getstate()
+    assert len(list(islice(Reconnect().waits(), 5))) == 5
+    assert random.getstate() == before
 
 
 # The blocking client

@@ -8,12 +8,15 @@ publish of a message; the header names that from then on.
 from __future__ import annotations
 
 from math import log
-from random import random
+from random import Random
 from typing import Final
 
 from mypy_extensions import i64, mypyc_attr
 
 from trivium.messages.message import FRESH, SAMPLED, UNKNOWN, UNSAMPLED, Message
+
+#: Not that of the module, which belongs to the program that has a broker inside and may seed it.
+random = Random().random
 
 #: What a client does with a delivery.
 ACKNOWLEDGED: Final = "ack"

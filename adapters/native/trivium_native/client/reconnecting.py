@@ -24,6 +24,9 @@ logger = logging.getLogger(__name__)
 #: Each wait is at most so many times the one before it.
 _FACTOR: Final = 2.0
 
+#: Programs with one seed, and those that were forked, do not come back at the same moment.
+_RANDOM: Final = random.SystemRandom()
+
 
 @dataclass(frozen=True, slots=True)
 class Reconnect:
@@ -45,7 +48,7 @@ class Reconnect:
         """How long to wait before each attempt; without an end."""
         longest = self.first
         while True:
-            yield random.uniform(0, longest)
+            yield _RANDOM.uniform(0, longest)
             longest = min(longest * _FACTOR, self.longest)
 
 
