@@ -113,6 +113,7 @@ async def test_keys_are_made_listed_and_taken_back(broker: Running, commands: Co
     for scope, wanted, reason in (
         ("", EXIT_USAGE, "--scope"),
         ("monitoring", EXIT_FAILED, "no tag 'monitoring'"),
+        ("read:*/a read:*/b", EXIT_FAILED, "VHOST/NAME[/KEY]"),
     ):
         code, _, err = commands.run("user", "add-key", "bob", "--scope", scope)
         assert code == wanted

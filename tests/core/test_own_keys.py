@@ -86,6 +86,18 @@ async def test_a_key_has_no_tag_that_its_maker_has_not(tmp_path: Path) -> None:
                 assert f"no tag '{tag.removeprefix('tag:')}'" in found["detail"]
 
 
+async def test_a_scope_that_is_misspelt_is_refused_by_the_forms_that_there_are(
+    tmp_path: Path,
+) -> None:
+    async with serve(tmp_path) as site:
+        for maker in ("man", "root"):
+            for scope in ("read:v/a read:v/b", "read:v/%zz", "read", "tag:read:v/a"):
+                body = {"scopes": [scope]}
+                status, found = await site.ask("POST", "users/man/keys", maker, json=body)
+                assert status == 409, scope
+                assert "VHOST/NAME[/KEY]" in found["detail"]
+
+
 async def test_a_key_without_any_scope_is_refused(tmp_path: Path) -> None:
     async with serve(tmp_path) as site:
         for maker in ("man", "root"):

@@ -125,13 +125,49 @@ def test_words_of_a_key_are_tags_or_scopes_but_not_misspelt_ones() -> None:
     assert scopes_of(words) == (("read:v/q", "write:v/q"), frozenset(["monitoring", "a:b"]))
     assert scopes_of(["monitoring"]) == (None, frozenset(["monitoring"]))
     assert scopes_of([]) == ((), frozenset())
-    for word in ("reed:v/q", "read:v", "", "tag:", "t" * (MAX_SCOPE_BYTES + 1)):
-        with pytest.raises(PreconditionFailed):
+    for word in ("", "tag:", "t" * (MAX_SCOPE_BYTES + 1), "read:" + "v" * MAX_SCOPE_BYTES + "/a"):
+        with pytest.raises(PreconditionFailed, match="bytes"):
             check_scopes([word])
     with pytest.raises(PreconditionFailed, match="leave them out"):
         check_scopes([])
     with pytest.raises(PreconditionFailed, match="at most"):
         check_scopes(str(n) for n in range(MAX_SCOPES + 1))
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        "reed:v/q",
+        "read:v",
+        "read:v/a read:v/b",
+        " read:v/a",
+        "read:v/a b",
+        "read:v/a\n",
+        "read:v/a\x00",
+        "read:v/a\x85",
+        "read:v/a\u2003b",
+        "read:v/a\udc80",
+        "read:v/%",
+        "read:v/%2",
+        "read:v/%zz",
+        "read:v/%ff",
+        "read:v/q/%C3*",
+        "read:/q",
+        "read://q",
+        "read:v/",
+        "read:v//k",
+    ],
+)
+def test_what_a_new_key_cannot_be_for_is_refused_by_the_forms_that_there_are(word: str) -> None:
+    with pytest.raises(PreconditionFailed, match=r"is no scope: .*VHOST/NAME\[/KEY\].*tag:NAME"):
+        check_scopes(["read:v/q", word])
+
+
+@pytest.mark.parametrize(
+    "word", ["read:%2F/a%20b%00", "write:v/x/", "configure:*/*", "read:é/%C3%A9", "read:v/%2A%25"]
+)
+def test_whatever_a_name_has_can_be_written(word: str) -> None:
+    assert check_scopes([word]) == {word}
 
 
 # What they do

@@ -289,6 +289,7 @@ def test_aliases_do_not_pass_the_bound_of_scopes(tmp_path: Path) -> None:
         ({"a": "read:*/*"}, "'read:\\*/\\*' does not begin with 'me.'"),
         ({"a": "me.raed:*/*"}, "'me.raed:\\*/\\*' is neither a scope nor a tag"),
         ({"a": "me.tag:"}, "'me.tag:' is neither a scope nor a tag"),
+        ({"a": ["me.read:v/a me.read:v/b"]}, "'me.read:v/a me.read:v/b' is neither a scope nor"),
     ],
 )
 def test_aliases_that_would_mean_nothing_are_refused(

@@ -800,7 +800,12 @@ def test_keys_are_made_listed_and_taken_back(server: Server, client: Client) -> 
 
 
 @pytest.mark.parametrize(
-    ("scopes", "reason"), [([], "leave them out"), (["policymaker"], "no tag 'policymaker'")]
+    ("scopes", "reason"),
+    [
+        ([], "leave them out"),
+        (["policymaker"], "no tag 'policymaker'"),
+        (["read:v/a read:v/b"], "VHOST/NAME[/KEY]"),
+    ],
 )
 def test_a_key_that_permits_nothing_or_too_much_is_refused(
     client: Client, scopes: list[str], reason: str

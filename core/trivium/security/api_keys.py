@@ -19,7 +19,7 @@ from trivium.common.values import pack, unpack
 from trivium.errors import LimitExceeded, NotFound, PreconditionFailed
 from trivium.security.attempts import REFUSED, UNKNOWN, Attempt, Decided, Login, Method, Verdict
 from trivium.security.identity import Identity, with_implied
-from trivium.security.scopes import check_scopes, scopes_of
+from trivium.security.scopes import FORMS, check_scopes, scopes_of
 from trivium.security.users import Users
 from trivium.storage.base import Table
 
@@ -129,7 +129,7 @@ class ApiKeys(Method):
         if words is not None:
             missing = scopes_of(words)[1] - with_implied(found.tags)
             if missing:
-                raise PreconditionFailed(f"user '{user}' has no tag '{min(missing)}'")
+                raise PreconditionFailed(f"user '{user}' has no tag '{min(missing)}': {FORMS}")
         if len(self._keys) >= MAX_KEYS:
             raise LimitExceeded(f"there are {MAX_KEYS} keys")
         if expires_ms and expires_ms <= self._now_ms():

@@ -7,9 +7,10 @@ tag.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import unquote, unquote_to_bytes
 
 from trivium.errors import ConfigError, PreconditionFailed
 
@@ -24,7 +25,15 @@ TAG: Final = "tag:"
 MAX_SCOPES: Final = 256
 MAX_SCOPE_BYTES: Final = 512
 
+#: What the words of a key may be, for whoever has written another.
+FORMS: Final = (
+    "a scope is configure|write|read:VHOST/NAME[/KEY], * is any characters there, %2F a '/' and "
+    "%20 a space; or tag:NAME for a tag of the user"
+)
+
 _ANY: Final = "*"
+#: What no scope has: spaces, control characters, and a % that encodes nothing.
+_MISSPELT: Final = re.compile(r"[\s\0-\x1f\x7f-\x9f]|%(?![0-9A-Fa-f]{2})")
 
 
 class Glob:
@@ -139,7 +148,8 @@ def read_aliases(given: Mapping[str, object], prefix: str) -> dict[str, tuple[st
         for word in words:
             if not word.startswith(prefix):
                 raise ConfigError(f"[jwt] scope_aliases: {word!r} does not begin with {prefix!r}")
-            if read_scopes([word.removeprefix(prefix)]) == ((), frozenset()):
+            own = word.removeprefix(prefix)
+            if own == TAG or not (own.startswith(TAG) or _is_right(own)):
                 raise ConfigError(f"[jwt] scope_aliases: {word!r} is neither a scope nor a tag")
         aliases[alias] = tuple(words)
     return aliases
@@ -148,8 +158,8 @@ def read_aliases(given: Mapping[str, object], prefix: str) -> dict[str, tuple[st
 def check_scopes(words: Iterable[str]) -> frozenset[str]:
     """The words of a new API key: scopes, and tags with ``tag:`` or, without a ``:``, as they are.
 
-    Raises PreconditionFailed for others: one that is misspelt must not be a tag; and for none at
-    all, which would permit nothing.
+    Raises PreconditionFailed for others: one that is misspelt must not be a tag, nor a scope that
+    permits nothing; and for none at all, which would permit nothing too.
     """
     found = frozenset(words)
     if not found:
@@ -162,11 +172,22 @@ def check_scopes(words: Iterable[str]) -> frozenset[str]:
             if not 0 < len(tag.encode(errors="surrogatepass")) <= MAX_SCOPE_BYTES:
                 raise PreconditionFailed(f"a tag has 1 to {MAX_SCOPE_BYTES} bytes")
             continue
-        try:
-            Scope(word)
-        except ValueError as error:
-            raise PreconditionFailed(str(error)) from None
+        if len(word.encode(errors="surrogatepass")) > MAX_SCOPE_BYTES:
+            raise PreconditionFailed(f"a scope has at most {MAX_SCOPE_BYTES} bytes")
+        if not _is_right(word):
+            raise PreconditionFailed(f"{word!r} is no scope: {FORMS}")
     return found
+
+
+def _is_right(word: str) -> bool:
+    """Whether a word is a scope, and not one that is for something else than it seems to be."""
+    place = word.partition(":")[2]
+    try:
+        Scope(word)
+        unquote_to_bytes(place).decode()
+    except ValueError:
+        return False
+    return _MISSPELT.search(word) is None and "" not in place.split("/")[:2]
 
 
 def scopes_of(words: Iterable[str]) -> tuple[tuple[str, ...] | None, frozenset[str]]:

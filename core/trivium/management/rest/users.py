@@ -118,7 +118,14 @@ class NewKey:
 class KeyRequest:
     """A key that is wanted."""
 
-    scopes: Annotated[list[_Word] | None, About(shortest=1, longest=MAX_SCOPES)] = None
+    scopes: Annotated[
+        list[_Word] | None,
+        About(
+            text="each configure|write|read:VHOST/NAME[/KEY] or tag:NAME; none is all",
+            shortest=1,
+            longest=MAX_SCOPES,
+        ),
+    ] = None
     expires_at: _Expiry = 0
 
 
