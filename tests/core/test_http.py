@@ -221,8 +221,26 @@ async def test_an_answer_names_no_versions(site: Site, path: str) -> None:
     assert (await site.ask(path))[1]["Server"] == "Trivium"
 
 
-async def test_unknown_path_answers_404(site: Site) -> None:
-    assert (await site.ask("/health/../etc/passwd"))[0] == 404
+@pytest.mark.parametrize(
+    ("head", "status", "kind"),
+    [
+        ("GET /etc/passwd HTTP/1.1", 404, "not-found"),
+        ("GET /%00%ff HTTP/1.1", 404, "not-found"),
+        ("POST /health/live HTTP/1.1", 405, "method-not-allowed"),
+        ("GET /health/live HTTP/1.1\r\nExpect: x", 417, "expectation-failed"),
+    ],
+    ids=["path", "characters", "method", "expectation"],
+)
+async def test_what_is_nowhere_is_refused_by_a_problem(
+    site: Site, head: str, status: int, kind: str
+) -> None:
+    request = f"{head}\r\nHost: a\r\nConnection: close\r\n\r\n"
+    found, headers, body = await site.send(request.encode())
+    problem = json.loads(body)
+    assert found == problem["status"] == status
+    assert problem["type"] == f"urn:trivium:problem:{kind}"
+    assert headers["Content-Type"].startswith("application/problem+json")
+    assert (headers.get("Allow") == "GET,HEAD") is (status == 405)
 
 
 @pytest.mark.parametrize(
@@ -510,9 +528,10 @@ async def test_wrong_credentials_are_refused_even_where_anonymous_is_admitted() 
         # RFC 9110, 15.5.15; RFC 6585, 5; RFC 9112, 2.2
         (f"GET /api/v1/queues?name={'x' * 40_000} HTTP/1.1", 414, "uri-too-long"),
         (f"GET / HTTP/1.1\r\nX-Long: {'x' * 9_000}", 431, "header-too-large"),
+        ("GET / HTTP/1.1" + "\r\nX: x" * 2_000, 431, "header-too-large"),
         ("GET / HTTP/1.1\r\nX-Cut", 400, "bad-request"),
     ],
-    ids=["line", "field", "malformed"],
+    ids=["line", "field", "fields", "malformed"],
 )
 async def test_a_request_that_cannot_be_read_is_refused_by_a_problem(
     site: Site, head: str, status: int, kind: str, caplog: pytest.LogCaptureFixture
@@ -523,6 +542,8 @@ async def test_a_request_that_cannot_be_read_is_refused_by_a_problem(
     assert found == problem["status"] == status
     assert headers["Content-Type"].startswith("application/problem+json")
     assert problem["type"] == f"urn:trivium:problem:{kind}"
+    # RFC 9110, 15.5.15: not what it was called before.
+    assert problem["title"] in ("Bad Request", "URI Too Long", "Request Header Fields Too Large")
     assert "xxx" not in body
     # Nor does it fill the log: no traceback, and one line.
     records = [record for record in caplog.records if record.name.startswith("trivium")]

@@ -17,6 +17,13 @@ from trivium.security.sessions import Session
 OWN: Final = "v1"
 #: What kinds of problems begin with (RFC 9457, 3.1.1).
 PROBLEM: Final = "urn:trivium:problem:"
+#: Titles that RFC 9110 (15.5) has changed, and older versions of Python have not.
+_TITLES: Final = {
+    413: "Content Too Large",
+    414: "URI Too Long",
+    416: "Range Not Satisfiable",
+    422: "Unprocessable Content",
+}
 _JSON: Final = "application/json"
 
 
@@ -171,7 +178,7 @@ class Refusal(ApiAnswer):
         kind = str(self.body["error"]).lower().replace(" ", "-").replace("_", "-")
         body = {
             "type": PROBLEM + kind,
-            "title": HTTPStatus(self.status).phrase,
+            "title": _TITLES.get(self.status) or HTTPStatus(self.status).phrase,
             "status": self.status,
             "detail": self.body["reason"],
         }

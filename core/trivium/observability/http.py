@@ -81,6 +81,8 @@ KEEP_ALIVE_SECONDS: Final = 5.0
 #: bytes of the first line of a request: of three names or topics, each of whose characters may be
 #: 12 bytes there, and some words
 MAX_LINE_BYTES: Final = 32 * 1024
+#: header fields of a request
+MAX_FIELDS: Final = 128
 #: bytes of a body that is read on the loop
 SMALL_BODY_BYTES: Final = 64 * 1024
 #: bytes of an answer in parts that are sent together, with their number; a longer one is chunked
@@ -228,6 +230,7 @@ class HttpServer:
             "logger": _aiohttp_logger,
             "keepalive_timeout": KEEP_ALIVE_SECONDS,
             "max_line_size": MAX_LINE_BYTES,
+            "max_headers": MAX_FIELDS,
         }
         self._runner = web.AppRunner(
             application,
@@ -1003,6 +1006,8 @@ class HttpConnection(web.RequestHandler):
         self, request: web.BaseRequest, resp: web.StreamResponse, start_time: float | None
     ) -> tuple[web.StreamResponse, bool]:
         """Send the rest of an answer."""
+        if isinstance(resp, web.HTTPException):
+            resp = _problem_of(resp)
         found = await super().finish_response(request, resp, start_time)
         told, self.told = self.told, 0
         self.counted.bytes_sent += max(found[0].body_length - told, 0)
@@ -1046,23 +1051,40 @@ class HttpConnection(web.RequestHandler):
         # It logs, and raises where an answer has begun.
         super().handle_error(request, status, *args, **named)
         refused = _malformed(args[0]) if status < 500 and args else _INTERNAL_ERROR
-        problem = refused.as_problem()
-        told = web.Response(
-            status=problem.status,
-            headers={hdrs.SERVER: SERVER, **_API_HEADERS},
-            text=json.dumps(problem.body),
-            content_type=problem.content_type,
-        )
+        told = _as_response(refused)
+        told.headers[hdrs.SERVER] = SERVER
         told.force_close()
         return told
 
 
+def _as_response(refused: Refusal) -> web.Response:
+    problem = refused.as_problem()
+    return web.Response(
+        status=problem.status,
+        headers={**problem.headers, **_API_HEADERS},
+        text=json.dumps(problem.body),
+        content_type=problem.content_type,
+    )
+
+
+def _problem_of(refused: web.HTTPException) -> web.Response:
+    """What aiohttp refuses by itself: paths, methods (RFC 9110, 15.5.6) and what is expected."""
+    allowed = refused.headers.get(hdrs.ALLOW)
+    headers = None if allowed is None else {"Allow": allowed}
+    return _as_response(refusal(refused.status, refused.reason.lower(), refused.reason, headers))
+
+
+#: What aiohttp says of more header fields than it takes.
+_TOO_MANY: Final = "Too many headers"
 _INTERNAL_ERROR: Final = refusal(500, "internal_server_error", "the log says more")
 
 
 def _malformed(error: BaseException) -> Refusal:
     """Why a request is refused that cannot be read (RFC 9110, 15.5.15; RFC 6585, 5)."""
     if not isinstance(error, LineTooLong):
+        if _TOO_MANY in str(error):
+            text = f"a request has at most {MAX_FIELDS} header fields"
+            return refusal(431, "header_too_large", text)
         text, _, _ = str(getattr(error, "message", "")).partition("\n")
         return refusal(400, "bad_request", text.rstrip(": ") or "the request is malformed")
     limit = str(error.args[1])
