@@ -27,8 +27,8 @@ from tests.support.storages import HeldStorage
 from trivium.config import Config, LimitsConfig, Listen
 from trivium.queues.queue import Queue
 from trivium.routing.exchanges import MAX_DELIVERIES, Binding
+from trivium.runtime.long_requests import STEP
 from trivium.security.identity import Identity
-from trivium_native.server.batches import STEP
 from trivium_native.wire import frames
 
 COUNT = 4 * STEP - 7

@@ -1,4 +1,4 @@
-"""Methods of the classes channel, basic, confirm and tx, except the hot ones (see ``channel``)."""
+"""Methods of the classes channel, basic and confirm, except the hot ones (see ``channel``)."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trivium.common.quotas import SUBSCRIPTIONS
 from trivium.errors import PreconditionFailed
-from trivium.messages.large import content_size
 from trivium.messages.message import HeaderValue
 from trivium.queues.arguments import STREAM, check_number, queue_type
 from trivium.queues.queue import Queue, count_nothing
 from trivium.queues.ready import LoadWaiter
-from trivium.routing.exchanges import ACCEPTED, MAX_DELIVERIES, Demand
 from trivium.security.permissions import READ
+from trivium_amqp import transactions
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import (
     NOT_ALLOWED,
@@ -33,7 +32,7 @@ from trivium_amqp.describing import tell_channel
 from trivium_amqp.replies import ConsumeOk, Reply
 from trivium_amqp.states import CHANNEL_CLOSING
 from trivium_amqp.stream_cursor import OFFSET, open_cursor
-from trivium_amqp.transaction import REJECT, REQUEUE, Transaction
+from trivium_amqp.transaction import REJECT, REQUEUE
 
 if TYPE_CHECKING:
     from trivium_amqp.channel import Channel
@@ -323,70 +322,6 @@ def confirm_select(channel: Channel, arguments: list[Any]) -> None:
         channel.reply(methods.CONFIRM_SELECT_OK)
 
 
-def tx_select(channel: Channel, arguments: list[Any]) -> None:
-    """tx.select."""
-    if channel.publisher.confirms:
-        raise ChannelException(PRECONDITION_FAILED, "cannot switch from confirm to tx mode")
-    if channel.publisher.transaction is None:
-        channel.publisher.transaction = _new_transaction(channel)
-        channel.connection.repeats.forget()
-    channel.reply(methods.TX_SELECT_OK)
-
-
-def _new_transaction(channel: Channel) -> Transaction:
-    return Transaction(channel.connection.options.max_transaction_bytes)
-
-
-def _transaction(channel: Channel) -> Transaction:
-    if channel.publisher.transaction is None:
-        raise ChannelException(PRECONDITION_FAILED, "channel is not transactional")
-    return channel.publisher.transaction
-
-
-def tx_commit(channel: Channel, arguments: list[Any]) -> None:
-    """tx.commit: all of it in one turn; the answer waits until its write batch is durable."""
-    transaction = _transaction(channel)
-    # Before anything is applied: this raises where an exchange is gone, or a permission.
-    targets = [
-        channel.publisher.current(target, header) for target, header, _ in transaction.publishes
-    ]
-    demand = Demand()
-    for index, (_, header, body) in enumerate(transaction.publishes):
-        route = channel.publisher.route_of(targets[index], header, body)
-        demand.add(route, content_size(body))
-        if demand.is_too_much:
-            raise ChannelException(
-                PRECONDITION_FAILED, f"a transaction makes at most {MAX_DELIVERIES} deliveries"
-            )
-    full = demand.refused_by()
-    if full is not None:
-        raise ChannelException(
-            PRECONDITION_FAILED,
-            f"'{full.name}' in vhost '{channel.vhost.name}' has no room for the transaction",
-        )
-    channel.publisher.transaction = None
-    is_stored = False
-    for index, (_, header, body) in enumerate(transaction.publishes):
-        result = channel.publisher.route(targets[index], header, body)
-        is_stored = is_stored or result > ACCEPTED
-    for entry, action in transaction.acknowledgements:
-        is_stored = is_stored or entry.is_stored
-        channel.dispose([entry], action)
-    channel.publisher.transaction = _new_transaction(channel)
-    channel.reply_after(
-        channel.broker.storage.write_batch if is_stored else 0, methods.TX_COMMIT_OK
-    )
-
-
-def tx_rollback(channel: Channel, arguments: list[Any]) -> None:
-    """tx.rollback: publishes are dropped, acknowledged deliveries are unacknowledged again."""
-    transaction = _transaction(channel)
-    for entry, _ in transaction.acknowledgements:
-        channel.unacked.add(entry.tag, entry)
-    channel.publisher.transaction = _new_transaction(channel)
-    channel.reply(methods.TX_ROLLBACK_OK)
-
-
 HANDLERS: Final[dict[int, Callable[[Channel, list[Any]], None]]] = {
     methods.CHANNEL_CLOSE: close,
     methods.CHANNEL_CLOSE_OK: close_ok,
@@ -400,7 +335,7 @@ HANDLERS: Final[dict[int, Callable[[Channel, list[Any]], None]]] = {
     methods.BASIC_RECOVER: recover,
     methods.BASIC_RECOVER_ASYNC: recover_async,
     methods.CONFIRM_SELECT: confirm_select,
-    methods.TX_SELECT: tx_select,
-    methods.TX_COMMIT: tx_commit,
-    methods.TX_ROLLBACK: tx_rollback,
+    methods.TX_SELECT: transactions.select,
+    methods.TX_COMMIT: transactions.commit,
+    methods.TX_ROLLBACK: transactions.rollback,
 }

@@ -10,7 +10,7 @@ import logging
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Any, Final, cast
 
-from trivium.errors import AccessRefused
+from trivium.errors import AccessRefused, TopologyError
 from trivium.queues.delivery_times import TIMEOUT_MARKS, DeliveryTimes, time_to_acknowledge
 from trivium.queues.queue import Queue, QueueEntry
 from trivium.queues.unsettled import Unsettled
@@ -284,6 +284,14 @@ class Channel:
             self._cancelled.append(tag)
 
     # End
+
+    def refuse(self, error: ChannelException | TopologyError, method: int) -> None:
+        """``fail`` for what ``method`` raised."""
+        if isinstance(error, ChannelException):
+            self.fail(error, method)
+        else:
+            # It may be for a change that a crash could undo.
+            self.fail(channel_exception(error), method, self.vhost.changes.newest)
 
     def fail(self, error: ChannelException, method: int, write_batch: int = 0) -> None:
         """Send channel.close for an exception that ``method`` caused, and release everything.

@@ -30,7 +30,6 @@ from trivium_amqp.codec.errors import (
     ChannelException,
     ConnectionException,
     FramingError,
-    channel_exception,
     channel_refusal,
 )
 from trivium_amqp.codec.frames import (
@@ -293,13 +292,9 @@ class AmqpConnection(FramedConnection):
                 self._open_channel(number, data, start, end)
             else:
                 channel.take_frame(event, data, start, end)
-        except TopologyError as error:
+        except (TopologyError, ChannelException) as error:
             assert channel is not None
-            # It may be for a change that a crash could undo.
-            channel.fail(channel_exception(error), _blamed(event), self.vhost.changes.newest)
-        except ChannelException as error:
-            assert channel is not None
-            channel.fail(error, _blamed(event))
+            channel.refuse(error, _blamed(event))
         except ConnectionException as error:
             self.fail(error, _blamed(event))
 

@@ -308,13 +308,14 @@ class Demand:
     """What messages that are to be published together ask of their destinations."""
 
     def __init__(self) -> None:
-        self._deliveries = 0
+        #: how many they make
+        self.deliveries = 0
         self._counts: dict[Destination, int] = {}
         self._sizes: dict[Destination, int] = {}
 
     def add(self, route: Route, size: int, count: int = 1) -> None:
         """Messages with ``size`` bytes of payload in all by ``route``, which is their very own."""
-        self._deliveries += count * len(route.destinations)
+        self.deliveries += count * len(route.destinations)
         for destination in route.destinations:
             self._counts[destination] = self._counts.get(destination, 0) + count
             self._sizes[destination] = self._sizes.get(destination, 0) + size
@@ -322,7 +323,7 @@ class Demand:
     @property
     def is_too_much(self) -> bool:
         """Whether it would hold up everybody."""
-        return self._deliveries > MAX_DELIVERIES
+        return self.deliveries > MAX_DELIVERIES
 
     def refused_by(self) -> Destination | None:
         """A destination that has no room for all of it."""

@@ -29,6 +29,7 @@ from trivium.runtime.adapter import Adapter, Connection, told_of
 from trivium.runtime.alarms import Alarms
 from trivium.runtime.authentication import Authentication, HostClock, Logins
 from trivium.runtime.event_messages import EventMessages
+from trivium.runtime.long_requests import LongRequests
 from trivium.runtime.pacing import Pacing
 from trivium.runtime.virtual_hosts import VirtualHosts
 from trivium.security.authenticator import Authenticator
@@ -154,7 +155,8 @@ class Broker(Host):
         self.block_reason: str | None = None
         #: holds publishers back for moments while live subscribers read
         self.pacing = Pacing(self)
-        self._is_behind = False
+        #: requests that take several turns, or one for themselves
+        self.long_requests = LongRequests()
         self._dirty: list[Connection] = []
         self.may_give_up = MAX_GIVEN_UP
         self.dead_letters = DeadLetters(self)
@@ -381,7 +383,7 @@ class Broker(Host):
 
     @property
     def is_behind(self) -> bool:
-        return self._is_behind or self.storage.pending_bytes > MAX_PENDING_BYTES
+        return self.pacing.is_behind or self.storage.pending_bytes > MAX_PENDING_BYTES
 
     @property
     def is_turn_long(self) -> bool:
@@ -389,10 +391,10 @@ class Broker(Host):
 
     def _check_backlog(self) -> None:
         """What waits for the disk has grown too much, or did before."""
-        limit = MAX_PENDING_BYTES // 2 if self._is_behind else MAX_PENDING_BYTES
+        limit = MAX_PENDING_BYTES // 2 if self.pacing.is_behind else MAX_PENDING_BYTES
         is_behind = self.storage.pending_bytes > limit
-        if is_behind != self._is_behind:
-            self._is_behind = is_behind
+        if is_behind != self.pacing.is_behind:
+            self.pacing.is_behind = is_behind
             if is_behind:
                 self.pacing.brief_pauses += 1
             self._tell_publishers()
@@ -400,7 +402,7 @@ class Broker(Host):
     def _tell_publishers(self) -> None:
         before = self.block_reason
         reason = self.alarms.reason
-        if reason is None and self._is_behind:
+        if reason is None and self.pacing.is_behind:
             reason = ""
         # Whether it is memory or disk, or both by now, makes no difference to a client.
         if reason == before or (reason and before):

@@ -87,7 +87,9 @@ class Pacing:
         self.reached: list[Slowdown] = []
         #: times that a publisher waited
         self.waits = 0
-        #: times that all publishers were paused for a moment
+        #: whether all publishers are paused until the disk has caught up
+        self.is_behind = False
+        #: times that they were
         self.brief_pauses = 0
         self._broker = broker
         self._limit = broker.config.limits.live_burst_bytes

@@ -13,7 +13,6 @@ from trivium.streams.filtered_reads import FilteredReads
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.connection import NativeConnection
 from trivium_native.server.deliveries import LiveFrames
-from trivium_native.server.long_requests import LongRequests
 from trivium_native.server.options import NativeOptions
 from trivium_native.server.parts import Parts
 from trivium_native.wire.properties import NativeCodec
@@ -29,7 +28,6 @@ class NativeAdapter(Adapter):
         self._broker: Broker | None = None
         self._most = 0
         self._live_frames = LiveFrames(self.metrics)
-        self._long_requests = LongRequests()
         self._parts: dict[str, Parts] = {}
         self._filtered_reads: FilteredReads | None = None
         register_codec(PROTOCOL_NATIVE, NativeCodec())
@@ -74,7 +72,6 @@ class NativeAdapter(Adapter):
             options,
             self._live_frames,
             self.parts_of,
-            self._long_requests,
             self._filtered_reads,
         )
 

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Final
-
 from mypy_extensions import i64
 
 from trivium.messages.large import LargePayload
 from trivium.messages.message import Message
 from trivium.routing.exchanges import Route
-
-#: Messages of one request that are read at once, and deliveries that are made of them at once,
-#: before the clock is looked at.
-STEP: Final = 1024
 
 
 def is_plain(message: Message) -> bool:

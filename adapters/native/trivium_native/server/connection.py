@@ -26,7 +26,6 @@ from trivium_native.server.handshake import (
     renew,
 )
 from trivium_native.server.large import cut_payloads
-from trivium_native.server.long_requests import LongRequests
 from trivium_native.server.options import NativeOptions
 from trivium_native.server.parts import Parts
 from trivium_native.server.publish_requests import BEHIND_DISK, PublishRequests
@@ -88,7 +87,6 @@ class NativeConnection(FramedConnection):
         options: NativeOptions,
         live_frames: LiveFrames,
         parts_of: Callable[[VirtualHost], Parts],
-        long_requests: LongRequests,
         filtered_reads: FilteredReads,
     ) -> None:
         super().__init__(metrics, broker, transport, peer)
@@ -97,7 +95,6 @@ class NativeConnection(FramedConnection):
         self.origin = object()
         self.live_frames = live_frames
         self._parts_of = parts_of
-        self._long_requests = long_requests
         self.vhost: VirtualHost
         self.subscriptions: dict[int, Subscription] = {}
         #: fetches that wait for records or for room in the output
@@ -439,9 +436,9 @@ class NativeConnection(FramedConnection):
             self.options.max_message_bytes,
             self.access,
         )
-        self._publishes = PublishRequests(self, self._publisher, self._answers, self._long_requests)
+        self._publishes = PublishRequests(self, self._publisher, self._answers)
         self._requests = Requests(self, vhost, parts)
-        self._transactions = Transactions(self, vhost, self._publisher, parts, self._long_requests)
+        self._transactions = Transactions(self, vhost, self._publisher, parts)
         self.reply(correlation, {})
         if self._blocked is not None:
             self.blocked(self._blocked)

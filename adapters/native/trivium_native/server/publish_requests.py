@@ -10,10 +10,9 @@ from mypy_extensions import i64
 
 from trivium import errors as core
 from trivium.messages.large import LargePayload
+from trivium.runtime.long_requests import STEP, LongRequest
 from trivium_native.server.answers import Answers, error_frame
-from trivium_native.server.batches import STEP
 from trivium_native.server.handshake import BEHIND_REQUEST
-from trivium_native.server.long_requests import LongRequest, LongRequests
 from trivium_native.server.publishing import UNFINISHED, Publisher
 from trivium_native.wire.errors import NativeError, Rejected, Unroutable
 from trivium_native.wire.messages import MAX_MESSAGES, PUBLISH_HEAD_SIZE
@@ -33,11 +32,9 @@ class PublishRequests:
         connection: NativeConnection,
         publisher: Publisher,
         answers: Answers,
-        long_requests: LongRequests,
     ) -> None:
         self.connection = connection
         self.publisher = publisher
-        self.long_requests = long_requests
         self._answers = answers
 
     def take(self, correlation: int, data: bytes, at: i64, end: i64) -> None:
@@ -55,7 +52,7 @@ class PublishRequests:
                 request.at = at
                 request.end = end
                 request.payloads = publisher.payloads
-                self.long_requests.enter(request)
+                self.connection.broker.long_requests.enter(request)
                 return
         try:
             write_batch = publisher.publish(data, at, end)
@@ -63,7 +60,8 @@ class PublishRequests:
             self.refuse_some(correlation, error)
             return
         if write_batch == UNFINISHED:
-            self.long_requests.enter(LongPublish(self, correlation, count, False))
+            request = LongPublish(self, correlation, count, False)
+            self.connection.broker.long_requests.enter(request)
             return
         if correlation:
             self.confirm(correlation, write_batch, count)
@@ -103,7 +101,7 @@ class LongPublish(LongRequest):
     def __init__(
         self, requests: PublishRequests, correlation: int, count: i64, needs_place: bool
     ) -> None:
-        super().__init__(requests.connection, requests.long_requests, needs_place)
+        super().__init__(requests.connection, needs_place)
         self._requests = requests
         self._correlation = correlation
         self._count: i64 = count

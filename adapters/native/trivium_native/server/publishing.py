@@ -28,10 +28,11 @@ from trivium.observability.metrics import ProtocolMetrics
 from trivium.routing.exchanges import MAX_DELIVERIES, REJECTED, UNROUTABLE, Demand, Route
 from trivium.routing.retained import RETAINING_EXCHANGE
 from trivium.runtime.broker import Broker
+from trivium.runtime.long_requests import STEP
 from trivium.security.permissions import WRITE, Access
 from trivium.streams.compression import CompressionError, decompress
 from trivium.vhost.virtual_host import VirtualHost
-from trivium_native.server.batches import STEP, Batch, is_plain
+from trivium_native.server.batches import Batch, is_plain
 from trivium_native.wire.errors import (
     AccessRefused,
     Blocked,

@@ -17,11 +17,11 @@ from trivium import errors as core
 from trivium.common.counters import Traffic
 from trivium.idempotence.producers import FENCED
 from trivium.queues.queue import Queue, QueueEntry
+from trivium.runtime.long_requests import STEP, LongRequest
 from trivium.security.permissions import WRITE
 from trivium.vhost.virtual_host import VirtualHost
-from trivium_native.server.batches import STEP, Batch
+from trivium_native.server.batches import Batch
 from trivium_native.server.commits import Commit
-from trivium_native.server.long_requests import LongRequest, LongRequests
 from trivium_native.server.parts import Parts
 from trivium_native.server.publishing import Publisher
 from trivium_native.server.staged_batches import Stager
@@ -70,10 +70,8 @@ class Transactions:
         vhost: VirtualHost,
         publisher: Publisher,
         parts: Parts,
-        long_requests: LongRequests,
     ) -> None:
         self.publisher = publisher
-        self.long_requests = long_requests
         self._connection = connection
         self._vhost = vhost
         self._parts = parts
@@ -100,7 +98,7 @@ class Transactions:
                 self.carry_out(correlation, numbered, fields, batch)
                 return
         long = LongTransaction(self, self._connection, correlation, numbered, fields, batch)
-        self.long_requests.enter(long)
+        self._connection.broker.long_requests.enter(long)
 
     def is_committed(self, correlation: int, numbered: Numbered | None) -> bool:
         """Whether it was committed before: then it is answered. Raises Fenced."""
@@ -220,7 +218,7 @@ class LongTransaction(LongRequest):
         fields: Fields,
         batch: Batch,
     ) -> None:
-        super().__init__(connection, transactions.long_requests, batch.count > STEP)
+        super().__init__(connection, batch.count > STEP)
         self._transactions = transactions
         self._correlation = correlation
         self._numbered = numbered

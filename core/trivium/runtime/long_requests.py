@@ -1,4 +1,5 @@
-"""Requests that take several turns, of all clients of a broker: whose turn it is.
+"""Requests that take several turns, or one for themselves, of all clients of a broker: whose turn
+it is.
 
 In between others are served; of its own client nothing else is taken meanwhile, so what that sends
 behind stays behind. In a turn one request goes on, and then that of another user, and of another
@@ -9,25 +10,26 @@ far more than what it came as: of one user one such is under way, and the others
 from __future__ import annotations
 
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from mypy_extensions import mypyc_attr
 
 from trivium.runtime.framed import Work
 
 if TYPE_CHECKING:
-    from trivium_native.server.connection import NativeConnection
+    from trivium.runtime.framed import FramedConnection
+
+#: Messages of one request that are read at once, and deliveries that are made of them at once,
+#: before the clock is looked at. What must be done at once and makes more has a turn for itself.
+STEP: Final = 1024
 
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LongRequest(Work):
     """One of them."""
 
-    def __init__(
-        self, connection: NativeConnection, long_requests: LongRequests, needs_place: bool
-    ) -> None:
+    def __init__(self, connection: FramedConnection, needs_place: bool) -> None:
         self.connection = connection
-        self._long_requests = long_requests
         #: whether it begins only once no other of its user that needs a place is under way
         self.needs_place = needs_place
         #: where it stands, once it has entered
@@ -50,12 +52,12 @@ class LongRequest(Work):
             if is_done:
                 self.give_up()
             else:
-                self._long_requests.went_on(self)
+                self.connection.broker.long_requests.went_on(self)
         return is_done
 
     def give_up(self) -> None:
         self.release()
-        self._long_requests.left(self)
+        self.connection.broker.long_requests.left(self)
 
 
 class Line:
@@ -138,6 +140,6 @@ class LongRequests:
         self._ask()
 
 
-def _owner(connection: NativeConnection) -> str:
+def _owner(connection: FramedConnection) -> str:
     host, _, _ = connection.peer.address.rpartition(":")
     return connection.identity.name or host
