@@ -72,7 +72,7 @@ class Transactions:
         parts: Parts,
     ) -> None:
         self.publisher = publisher
-        self._connection = connection
+        self.connection = connection
         self._vhost = vhost
         self._parts = parts
         self._stager = Stager(publisher, connection.options.max_message_bytes)
@@ -86,7 +86,7 @@ class Transactions:
         numbered: Numbered | None = None
         name = fields.optional_text("producer")
         if name is not None:
-            self._connection.access.require(WRITE, "producer", name)
+            self.connection.access.require(WRITE, "producer", name)
             epoch = fields.integer("epoch", 0, _MAX_EPOCH)
             numbered = (name.encode(), epoch, fields.integer("sequence", 0, _MAX_SEQUENCE))
         if self.is_committed(correlation, numbered):
@@ -97,8 +97,8 @@ class Transactions:
             if _deliveries(batch) <= STEP:
                 self.carry_out(correlation, numbered, fields, batch)
                 return
-        long = LongTransaction(self, self._connection, correlation, numbered, fields, batch)
-        self._connection.broker.long_requests.enter(long)
+        long = LongTransaction(self, self.connection, correlation, numbered, fields, batch)
+        self.connection.broker.long_requests.enter(long)
 
     def is_committed(self, correlation: int, numbered: Numbered | None) -> bool:
         """Whether it was committed before: then it is answered. Raises Fenced."""
@@ -110,7 +110,7 @@ class Transactions:
             raise Fenced("the transactional producer is not open, or was opened again since")
         if known > 0:
             # Perhaps it is not durable yet.
-            self._connection.reply_when_durable(correlation, self._parts.progress(producer))
+            self.connection.reply_when_durable(correlation, self._parts.progress(producer))
         return known > 0
 
     def carry_out(
@@ -120,7 +120,7 @@ class Transactions:
         producer, epoch, sequence = numbered or (b"", 0, 0)
         settlements = fields.rows("settle", MAX_ITEMS, 4)
         commits = [
-            Commit(self._vhost, one, self._connection.access)
+            Commit(self._vhost, one, self.connection.access)
             for one in fields.maps("commits", MAX_COMMITS)
         ]
         wanted = fields.named_counts("parts", MAX_ITEMS)
@@ -142,14 +142,14 @@ class Transactions:
             _put_back(taken)
             raise
         # From here on nothing refuses.
-        _dispose(taken, self._connection.traffic)
+        _dispose(taken, self.connection.traffic)
         publisher.publish_read(batch)
         for commit in commits:
             commit.apply()
         if numbered is not None:
             self._vhost.transactional.advance(producer, epoch, sequence + 1)
             self._parts.decide(producer, sequence, parts)
-        self._connection.reply_when_durable(correlation, self._parts.progress(producer))
+        self.connection.reply_when_durable(correlation, self._parts.progress(producer))
 
     def stage(self, correlation: int, data: bytes, at: int, end: int) -> None:
         """Keep messages for a transaction that somebody else will commit.
@@ -159,7 +159,7 @@ class Transactions:
         fields, count, at = _split(data, at, end)
         name = fields.text("producer")
         producer = name.encode()
-        self._connection.access.require(WRITE, "producer", name)
+        self.connection.access.require(WRITE, "producer", name)
         sequence = fields.integer("sequence", 0, _MAX_SEQUENCE)
         part = fields.text("part")
         index = fields.integer("index", 0, _MAX_SEQUENCE)
@@ -172,7 +172,7 @@ class Transactions:
         else:
             record = self._stager.record(data, at, end, count)
             self._parts.stage(producer, sequence, part, index, record)
-        self._connection.reply_when_durable(correlation, reply)
+        self.connection.reply_when_durable(correlation, reply)
 
     def _take(self, settlements: list[list[int]]) -> list[Taken]:
         """Take what the settlements settle out of what is unsettled.
@@ -194,7 +194,7 @@ class Transactions:
     ) -> tuple[Subscription, list[tuple[int, QueueEntry]]]:
         if action > TX_REJECT or first > last:
             raise InvalidArgument("'settle' has an unknown action or an empty range")
-        subscription = self._connection.subscriptions.get(number)
+        subscription = self.connection.subscriptions.get(number)
         if subscription is None:
             raise UnknownDelivery(f"no subscription {number}")
         entries = subscription.take(first, last)
@@ -240,7 +240,7 @@ class LongTransaction(LongRequest):
                 return False
             transactions.carry_out(correlation, numbered, self._fields, batch)
         except (NativeError, core.TopologyError) as error:
-            self.connection.refuse_request(correlation, error)
+            transactions.connection.refuse_request(correlation, error)
         finally:
             publisher.payloads = None
         return True
