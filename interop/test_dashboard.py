@@ -19,7 +19,7 @@ from interop.dashboard import MARKUP, PHONE, STREAMS, Dashboard, dashboard, user
 from interop.management import Api
 from interop.native import open_client
 from interop.site import Site
-from trivium.management.rest.live import MAX_CLIENTS
+from trivium.management.places import MAX_PLACES
 from trivium_native.values import Publication
 
 pytestmark = [pytest.mark.one_build, pytest.mark.timeout(300)]
@@ -86,7 +86,7 @@ def test_who_gets_no_place_among_the_live_figures_asks_for_them(site: Dashboard)
     with contextlib.ExitStack() as others:
         places = 0
         # The broker may not have seen yet that the page has left its own.
-        while places < MAX_CLIENTS:
+        while places < MAX_PLACES:
             with contextlib.suppress(HTTPError):
                 others.enter_context(urlopen(asked_for_live_figures(site, 600), timeout=30))
                 places += 1

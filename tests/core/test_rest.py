@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
+import socket
 import time
 from pathlib import Path
 from types import SimpleNamespace
@@ -785,8 +786,6 @@ async def test_live_figures_are_sent_as_events_with_rates(
         protocols = len(found[0]["overview"]["protocols"])
         assert [len(event["rates"]) for event in found] == [0, protocols, protocols]
         assert found[0]["overview"]["vhosts"] == 1
-        monkeypatch.setattr("trivium.management.rest.live.MAX_CLIENTS", 0)
-        assert (await site.ask("GET", "live"))[0] == 429
 
 
 @pytest.mark.parametrize("cause", ["deleted", "password", "tags", "key", "expired", "token"])
@@ -830,13 +829,51 @@ async def test_a_client_of_live_figures_that_is_gone_counts_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("trivium.observability.http.EVENT_SECONDS", 0)
-    monkeypatch.setattr("trivium.management.rest.live.MAX_CLIENTS", 1)
+    monkeypatch.setattr("trivium.management.places.MAX_PLACES", 1)
     async with serve(tmp_path) as site:
         async with site.open("live") as answer:
             assert (await answer.content.readline()) == b"event: figures\n"
             assert (await site.ask("GET", "live?count=1"))[0] == 429
         while (await site.ask("GET", "live?count=1"))[0] != 200:
             pass
+
+
+async def test_live_figures_end_where_another_user_needs_the_place(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trivium.observability.http.EVENT_SECONDS", 0.01)
+    monkeypatch.setattr("trivium.management.places.MAX_PLACES", 2)
+    monkeypatch.setattr("trivium.management.places.BEHIND_EVENTS", 10**9)
+    async with serve(tmp_path) as site, site.open("live") as first, site.open("live") as second:
+        assert (await second.content.readline()) == b"event: figures\n"
+        assert (await site.ask("GET", "live?count=1"))[0] == 429
+        async with site.open("live", authorization("ann")) as other:
+            # To its end, which is that of an answer.
+            assert (await first.read()).endswith(b"\n\n")
+            assert (await other.content.readline()) == b"event: figures\n"
+            assert (await site.ask("GET", "live?count=1"))[0] == 429
+
+
+async def test_a_client_that_takes_no_figures_gives_its_place_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trivium.observability.http.EVENT_SECONDS", 0)
+    monkeypatch.setattr("trivium.management.rest.live.MAX_EVENTS", 10**9)
+    monkeypatch.setattr("trivium.management.places.MAX_PLACES", 1)
+    async with serve(tmp_path) as site:
+        host, _, port = site.broker.listeners["http"].rpartition(":")
+        shown = authorization("root")["Authorization"]
+        loop = asyncio.get_running_loop()
+        with socket.socket() as silent:
+            silent.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+            silent.setblocking(False)
+            await loop.sock_connect(silent, (host, int(port)))
+            head = f"GET /api/v1/live HTTP/1.1\r\nHost: {host}\r\nAuthorization: {shown}"
+            await loop.sock_sendall(silent, f"{head}\r\n\r\n".encode())
+            assert (await loop.sock_recv(silent, 15)) == b"HTTP/1.1 200 OK"
+            async with asyncio.timeout(20):
+                while (await site.ask("GET", "live?count=1"))[0] != 200:
+                    pass
 
 
 REFUSED: list[tuple[str, str, dict[str, Any], int]] = [

@@ -10,6 +10,7 @@ from trivium.management.figures import Churn, everything
 from trivium.management.leases import Leases
 from trivium.management.orders import Orders
 from trivium.management.pacing import Waiting
+from trivium.management.places import Places
 from trivium.management.sampling import Sampler
 from trivium.management.waits import Waits
 
@@ -41,7 +42,7 @@ class ManagementState:
         #: requests that wait
         self.waits = Waits(broker)
         #: clients that are sent live figures
-        self.watching = 0
+        self.places = Places()
         #: the names of queues and streams
         self.orders = Orders()
         #: members of groups that have no connection, as long as they are members

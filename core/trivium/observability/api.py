@@ -65,6 +65,10 @@ class ApiRequest:
     listener: ListenerConfig
     #: whether it has gone meanwhile
     has_left: Callable[[], bool] = lambda: False
+    #: whether it has yet to take some of what it was sent
+    is_behind: Callable[[], bool] = lambda: False
+    #: closes its connection
+    drop: Callable[[], None] = lambda: None
 
 
 @dataclass(frozen=True, slots=True)

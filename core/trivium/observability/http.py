@@ -33,6 +33,7 @@ from aiohttp import BasicAuth, StreamReader, hdrs, web
 from aiohttp.http_exceptions import HttpProcessingError, LineTooLong
 from aiohttp.typedefs import Handler
 
+from trivium.common.unsent import unsent_bytes
 from trivium.errors import AccessRefused
 from trivium.listen import ControlListener, ListenerConfig, is_loopback, names_this_machine
 from trivium.observability.api import (
@@ -402,6 +403,7 @@ class HttpServer:
     ) -> tuple[ApiRequest, ApiAnswer]:
         """What the API is asked and answers. Raises ApiRefused."""
         assert self._api is not None
+        connection = _connection_of(request)
         place = self._api.place(request.method, path)
         cookie = cookie_of(
             request.headers.get(hdrs.HOST, ""),
@@ -446,6 +448,8 @@ class HttpServer:
             address=request.remote or "",
             listener=self._listener,
             has_left=lambda: request.transport is None,
+            is_behind=connection.is_behind,
+            drop=connection.abort,
         )
         return asked, await _answered(self._api, request, asked)
 
@@ -974,6 +978,10 @@ class HttpConnection(web.RequestHandler):
         self._last: StreamReader | None = None
         self._is_open = False
         self.told = 0
+
+    def is_behind(self) -> bool:
+        """Whether the client has yet to take some of what it was sent."""
+        return self.transport is not None and unsent_bytes(self.transport) > 0
 
     def abort(self) -> None:
         """Close it now."""

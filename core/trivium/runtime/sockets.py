@@ -6,14 +6,12 @@ Whichever side ends a connection, its last answer is written, and the socket liv
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import socket
-import termios
 import time
-from array import array
 from typing import TYPE_CHECKING, Final, cast
 
 from trivium.common.pieces import Piece
+from trivium.common.unsent import unsent_bytes
 from trivium.listen import is_loopback, join_address
 from trivium.runtime.adapter import DISCARDED_BYTES, Adapter, Connection, Listener, Peer
 
@@ -227,18 +225,7 @@ class SocketDriver:
         self._transport.abort()
 
     def unsent(self) -> int:
-        transport = self._transport
-        if transport.is_closing():
-            return 0
-        waiting = array("i", (0,))
-        raw = transport.get_extra_info("socket")
-        if raw is None:
-            return transport.get_write_buffer_size()
-        try:
-            fcntl.ioctl(raw.fileno(), termios.TIOCOUTQ, waiting)
-        except OSError:
-            return transport.get_write_buffer_size()
-        return transport.get_write_buffer_size() + waiting[0]
+        return unsent_bytes(self._transport)
 
     def finish(self) -> None:
         """The output is with the transport: the connection is over.

@@ -7,6 +7,7 @@ from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
+from trivium.management.places import MAX_PLACES, Place
 from trivium.management.rest.general import Overview, overview_of
 from trivium.management.rest.operations import Parameter, asked, operation
 from trivium.management.rest.schema import About, Name, Time, shown_model
@@ -16,8 +17,7 @@ from trivium.observability.api import ApiAnswer, ApiRefused, refusal
 if TYPE_CHECKING:
     from trivium.management.calls import Call
 
-#: Clients at a time, and events of one, who comes again then.
-MAX_CLIENTS: Final = 16
+#: Events of one client, who comes again then.
 MAX_EVENTS: Final = 600
 
 _COUNT: Final = Parameter(
@@ -47,19 +47,24 @@ class Live:
 
 def live(call: Call) -> ApiAnswer:
     """Figures, each second."""
-    if call.state.watching >= MAX_CLIENTS:
-        text = f"at most {MAX_CLIENTS} clients are sent live figures"
-        raise ApiRefused(refusal(429, "too_many_requests", text, {"Retry-After": "10"}))
     events = _events(call, asked(call, _COUNT, MAX_EVENTS))
+    if call.request.method != "HEAD":
+        # It has its place from now on.
+        next(events)
     return ApiAnswer(200, events=events, content_type="text/event-stream")
 
 
 def _events(call: Call, count: int) -> Generator[bytes, None, None]:
     broker = call.broker
-    call.state.watching += 1
+    request = call.request
+    place = Place(call.identity.name, request.address, request.is_behind, request.drop)
+    if not call.state.places.take(place):
+        text = f"at most {MAX_PLACES} clients are sent live figures"
+        raise ApiRefused(refusal(429, "too_many_requests", text, {"Retry-After": "10"}))
     before: Overview | None = None
     before_ms = 0
     try:
+        yield b""
         for _ in range(count):
             if broker.is_stopping or not call.may_go_on(time.time_ns() // 1_000_000):
                 return
@@ -67,10 +72,13 @@ def _events(call: Call, count: int) -> Generator[bytes, None, None]:
             now_ms = time.monotonic_ns() // 1_000_000
             rates = [] if before is None else _rates(before, found, now_ms - before_ms)
             event = Live(time.time_ns() // 1_000_000, found, rates)
+            place.look()
+            if place.is_given_up:
+                return
             yield b"event: figures\ndata: " + encode(shown_model(event)) + b"\n\n"
             before, before_ms = found, now_ms
     finally:
-        call.state.watching -= 1
+        call.state.places.leave(place)
 
 
 def _rates(before: Overview, now: Overview, elapsed_ms: int) -> list[Rates]:
