@@ -482,6 +482,32 @@ async def test_a_binding_is_found_by_its_key_encoded_once_as_well(key: str) -> N
         assert await site.get(place) == []
 
 
+async def test_spaces_of_a_key_are_pluses_in_its_properties_key() -> None:
+    """As in RabbitMQ 3.10, which finds it by all of these as well."""
+    async with serve() as site:
+        await site.put("queues/%2F/q")
+        place = "bindings/%2F/e/amq.topic/q/q"
+        assert await site.ask("POST", place, {"routing_key": "x y"}) == (201, None)
+        assert site.headers["Location"] == "q/x%2By"
+        (found,) = await site.get(place)
+        assert found["properties_key"] == "x+y"
+        for key in ("x+y", "x%2By", "x%20y", "x%2520y"):
+            assert await site.get(f"{place}/{key}") == found
+
+
+async def test_a_binding_is_not_found_by_what_is_that_of_another() -> None:
+    async with serve() as site:
+        await site.put("queues/%2F/q")
+        place = "bindings/%2F/e/amq.topic/q/q"
+        await site.ask("POST", place, {"routing_key": "x+y"})
+        (found,) = await site.get(place)
+        assert found["properties_key"] == "x%2By"
+        # That of "x y", which may have been deleted already.
+        for key in ("x+y", "x%2By"):
+            assert (await site.ask("DELETE", f"{place}/{key}"))[0] == 404
+        await site.delete(f"{place}/x%252By")
+
+
 async def test_of_two_bindings_the_one_whose_properties_key_it_is_is_meant() -> None:
     async with serve() as site:
         await site.put("queues/%2F/q")

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Final
-from urllib.parse import quote, unquote
+from urllib.parse import quote, unquote_plus
 
 from trivium.errors import NotFound
 from trivium.management import views
@@ -134,13 +134,20 @@ def post(call: Call) -> None:
 
 
 def _one(call: Call) -> tuple[BindingView, Binding | None]:
-    """By its ``properties_key``, which has escapes of its own; or, where that is none's, by the key
-    as it is without them: some clients put it into the path as it is shown (as in RabbitMQ)."""
+    """By its ``properties_key``, which has escapes of its own; or, where that is none's, by other
+    escapes of the same; or without any: some clients put it into the path as it is shown (as in
+    RabbitMQ). A plus there is a space: else it could be that of another binding."""
     wanted = call.names["key"]
     found = [(shown.properties_key(view), view, binding) for view, binding in _between(call)]
-    for read in (str, unquote):
+    readings: list[tuple[str, Callable[[str], str]]] = [
+        (wanted, str),
+        (unquote_plus(wanted), unquote_plus),
+    ]
+    if "+" not in wanted:
+        readings.append((wanted, unquote_plus))
+    for text, read in readings:
         for key, view, binding in found:
-            if read(key) == wanted:
+            if read(key) == text:
                 return view, binding
     raise NotFound(NOT_FOUND)
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from operator import attrgetter
 from typing import TYPE_CHECKING, Final, TypeVar
-from urllib.parse import quote
+from urllib.parse import quote_plus
 
 from trivium.common.values import pack
 from trivium.host import NODE as NODE
@@ -149,9 +149,9 @@ def binding(view: BindingView) -> dict[str, object]:
 
 
 def properties_key(view: BindingView) -> str:
-    """What tells the bindings of two things apart, fit for a path: the key, escaped, and what
-    stands for the arguments."""
-    key = quote(view.key, safe="").replace("~", "%7E")
+    """What tells the bindings of two things apart, fit for a path: the key, escaped as in a form,
+    and what stands for the arguments."""
+    key = quote_plus(view.key).replace("~", "%7E")
     if view.is_filter:
         # The key of another binding may read the same.
         key = f"~filter~{key}"
