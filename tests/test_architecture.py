@@ -570,3 +570,37 @@ asyncio.run(main())
     assert "trivium.runtime.server" in loaded
     assert "aiohttp" not in loaded
     assert "trivium.observability.http" not in loaded
+
+
+#: What a broker in memory has no need of, whatever its protocols: each is loaded where it is
+#: configured.
+UNCONFIGURED = {
+    "aiohttp", "argon2", "bcrypt", "cryptography", "jwt", "logging.handlers", "multiprocessing",
+    "numpy", "opentelemetry", "pandas", "pickle", "pyarrow", "sqlite3", "tomllib",
+    "trivium.cli", "trivium.management", "trivium.observability.api",
+    "trivium.observability.audit", "trivium.observability.browsers", "trivium.observability.http",
+    "trivium.observability.span_exporter", "trivium.runtime.exposition", "trivium.runtime.fetching",
+    "trivium.runtime.websocket", "trivium.security.http_authenticator", "trivium.security.tokens",
+    "trivium.security.web", "trivium.storage.disk", "urllib.request",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "start",
+    [
+        "from trivium.testing import SharedBroker as start",
+        "from trivium.embedded import start",
+    ],
+)
+def test_a_broker_for_tests_loads_what_it_needs(start: str) -> None:
+    """As the fixtures of pytest have it, and a program that blocks."""
+    serve = f"""
+{start}
+from trivium.config import Config, Listen, StorageConfig
+listen = dict.fromkeys(("mqtt", "amqp", "native"), Listen(0))
+with start(Config(listen=listen, storage=StorageConfig(mode="memory"))) as broker:
+    assert len(broker.listeners) == 3
+"""
+    loaded = loaded_after(serve)
+    assert {"trivium_mqtt", "trivium_amqp", "trivium_native"} <= loaded
+    assert sorted((loaded - loaded_after("")) & UNCONFIGURED) == []

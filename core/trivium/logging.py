@@ -20,10 +20,10 @@ from concurrent.futures import Future, wait
 from contextlib import AbstractAsyncContextManager
 from contextvars import ContextVar
 from functools import partial
-from importlib.metadata import entry_points
 from typing import TYPE_CHECKING, Any, Final
 from urllib.parse import urlsplit
 
+from trivium.common.installed import installed
 from trivium.messages.message import Properties
 from trivium.runtime.logs import JsonFormatter
 
@@ -269,8 +269,8 @@ def _place_of(
     """What connects, and the loop on which it does; None: any."""
     if isinstance(where, str):
         scheme = urlsplit(where).scheme.removesuffix("s")
-        found = entry_points(group="trivium.remote", name=scheme)
-        if not found:
+        found = installed("trivium.remote")
+        if scheme not in found.names:
             raise ValueError(f"nothing that is installed connects to {scheme}://")
         # A record that a lost connection leaves behind is sent by the next one.
         return partial(found[scheme].load(), where, reconnect=False), None

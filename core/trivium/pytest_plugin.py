@@ -5,7 +5,9 @@ Nothing of the broker is imported before a test asks for one.
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import pytest
@@ -26,10 +28,24 @@ def pytest_load_initial_conftests(early_config: pytest.Config) -> None:
     marked -= {name for name in marked if name.partition("_")[0] == "trivium"}
 
 
+@contextmanager
+def _uncollected() -> Iterator[None]:
+    """What is imported stays. Meanwhile the collector of cycles does not walk all that there is,
+    of pytest and of the program under test, time and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
+
+
 @pytest.fixture(scope="session")
 def trivium_config() -> Config:
     """What the broker of all tests is configured by; a conftest.py may have another one."""
-    from trivium.config import Config, StorageConfig
+    with _uncollected():
+        from trivium.config import Config, StorageConfig
 
     return Config(listen={}, storage=StorageConfig(mode="memory"))
 
@@ -37,9 +53,11 @@ def trivium_config() -> Config:
 @pytest.fixture(scope="session")
 def trivium_broker(trivium_config: Config) -> Iterator[SharedBroker]:
     """The broker of all tests, in a thread. ``listen`` and ``client`` lead into it."""
-    from trivium.testing import SharedBroker
+    with _uncollected():
+        from trivium.testing import SharedBroker
 
-    with SharedBroker(trivium_config) as broker:
+        broker = SharedBroker(trivium_config)
+    with broker:
         yield broker
 
 
@@ -51,20 +69,26 @@ def trivium_vhost(trivium_broker: SharedBroker) -> Iterator[str]:
     trivium_broker.delete_vhost(name)
 
 
+def _place(broker: SharedBroker, protocol: str, vhost: str) -> str:
+    """Where clients of a protocol reach a virtual host; the first one has the protocol loaded."""
+    with _uncollected():
+        return broker.listen(protocol, vhost)
+
+
 @pytest.fixture
 def trivium_url(trivium_broker: SharedBroker, trivium_vhost: str) -> str:
     """The virtual host of this test, for native clients."""
-    return f"trivium://{trivium_broker.listen('native', trivium_vhost)}/{trivium_vhost}"
+    return f"trivium://{_place(trivium_broker, 'native', trivium_vhost)}/{trivium_vhost}"
 
 
 @pytest.fixture
 def mqtt_url(trivium_broker: SharedBroker, trivium_vhost: str) -> str:
     """The same for MQTT clients: ``mqtt://host:port``. Nobody else has the port."""
-    return f"mqtt://{trivium_broker.listen('mqtt', trivium_vhost)}"
+    return f"mqtt://{_place(trivium_broker, 'mqtt', trivium_vhost)}"
 
 
 @pytest.fixture
 def amqp_url(trivium_broker: SharedBroker, trivium_vhost: str) -> str:
     """The same for AMQP clients. A client that has the port alone gets there too."""
-    place = trivium_broker.listen("amqp", trivium_vhost)
+    place = _place(trivium_broker, "amqp", trivium_vhost)
     return f"amqp://guest:guest@{place}/{trivium_vhost}"

@@ -108,7 +108,7 @@ def make_adapter() -> LineAdapter:
 def _installed(monkeypatch: pytest.MonkeyPatch) -> None:
     entry = EntryPoint("line", f"{__name__}:make_adapter", "trivium.adapters")
     monkeypatch.setattr(EntryPoint, "load", lambda self: make_adapter)
-    monkeypatch.setattr(trivium.runtime.listeners, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(trivium.runtime.listeners, "installed", lambda group: [entry])
 
 
 def config(listen: Listen | None = None, **limits: float) -> Config:

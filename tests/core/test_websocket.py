@@ -85,7 +85,7 @@ def echo(monkeypatch: pytest.MonkeyPatch) -> EchoAdapter:
     adapter = EchoAdapter()
     entry = EntryPoint("echo", f"{__name__}:unused", "trivium.adapters")
     monkeypatch.setattr(EntryPoint, "load", lambda self: lambda: adapter)
-    monkeypatch.setattr(trivium.runtime.listeners, "entry_points", lambda group: [entry])
+    monkeypatch.setattr(trivium.runtime.listeners, "installed", lambda group: [entry])
     return adapter
 
 

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 
 from trivium import __version__
 from trivium.errors import AccessRefused, NotFound, QuotaExceeded
-from trivium.management.global_parameters import GlobalParameters
 from trivium.messages.message import HeaderValue
 from trivium.runtime.adapter import PUT_OFF, enter_vhost, make_attempt
+from trivium.runtime.cluster_name import cluster_name
 from trivium.runtime.framed import FOR_PROTOCOL
 from trivium.security.attempts import Attempt, Login
 from trivium_amqp import states
@@ -116,7 +116,7 @@ class Handshake:
     def _start(self) -> None:
         connection = self._connection
         connection.state = states.STARTING
-        properties = server_properties(GlobalParameters(connection.broker).cluster_name)
+        properties = server_properties(cluster_name(connection.broker.storage))
         mechanisms = self._mechanisms()
         connection.send(
             method_frame(0, methods.CONNECTION_START, 0, 9, properties, mechanisms, LOCALES)

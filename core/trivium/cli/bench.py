@@ -12,7 +12,6 @@ import signal
 import sys
 import time
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from typing import Any, Final
 
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
@@ -21,6 +20,7 @@ from trivium.cli.loads import HEAD, Load, Pace
 from trivium.cli.own_broker import OwnBroker
 from trivium.cli.progress import progress
 from trivium.cli.roads import OpenRoad, Plan
+from trivium.common.installed import installed
 from trivium.runtime.server import loop_factory
 
 GROUP: Final = "trivium.loads"
@@ -128,7 +128,7 @@ def _targets(options: argparse.Namespace) -> list[Target]:
 
 def roads() -> dict[str, OpenRoad]:
     """How the road of each scheme is opened."""
-    return {entry.name: entry.load() for entry in entry_points(group=GROUP)}
+    return {entry.name: entry.load() for entry in installed(GROUP)}
 
 
 def listener_of(open_road: OpenRoad) -> str:

@@ -11,7 +11,6 @@ import argparse
 import sys
 import tempfile
 from collections.abc import Callable
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +21,7 @@ from trivium.cli.control import run_command
 from trivium.cli.definitions import take
 from trivium.cli.serve import options_of_protocols, protocols
 from trivium.cli.tables import print_json
+from trivium.common.installed import installed
 from trivium.errors import ConfigError
 
 #: Reads a file; the text of a configuration, and a note on each line that has no counterpart in it.
@@ -34,7 +34,7 @@ _PLACES: Final = ("data", "config", "url", "vhost", "password_file")
 
 def sources() -> list[str]:
     """Whose files can be read, in order."""
-    return sorted([*entry_points(group="trivium.imports").names, RABBITMQ])
+    return sorted([*installed("trivium.imports").names, RABBITMQ])
 
 
 def run(options: argparse.Namespace) -> int:
@@ -58,7 +58,7 @@ def _configure(options: argparse.Namespace) -> int:
         if getattr(options, name) is not None:
             flag = name.replace("_", "-")
             return _fail(EXIT_USAGE, f"a configuration is made, of no broker: no --{flag}")
-    convert: Converter = entry_points(group="trivium.imports")[options.source].load()
+    convert: Converter = installed("trivium.imports")[options.source].load()
     try:
         text, notes = convert(Path(options.file))
         _check(text)

@@ -11,7 +11,6 @@ import os
 import resource
 import signal
 import sys
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +18,7 @@ from trivium import __version__
 from trivium.cli import EXIT_DAMAGED, EXIT_FAILED, EXIT_IO, EXIT_LOCKED, EXIT_OK, EXIT_USAGE
 from trivium.cli.configuration import load
 from trivium.cli.service import ServiceManager
+from trivium.common.installed import installed
 from trivium.config import DEFAULT_PORTS, Config
 from trivium.errors import ConfigError, InternalError, TriviumError
 from trivium.listen import CONTROL
@@ -97,12 +97,12 @@ def configure(options: argparse.Namespace) -> Config:
 
 def protocols() -> frozenset[str]:
     """Those for which adapters are installed, and HTTP."""
-    return frozenset(entry_points(group="trivium.adapters").names) | {"http"}
+    return frozenset(installed("trivium.adapters").names) | {"http"}
 
 
 def options_of_protocols() -> dict[str, type]:
     """The class of what can be set about each protocol."""
-    return {entry.name: entry.load() for entry in entry_points(group="trivium.options")}
+    return {entry.name: entry.load() for entry in installed("trivium.options")}
 
 
 async def _serve(config: Config, log: LogHandler, is_json: bool) -> int:

@@ -12,13 +12,10 @@ from trivium.common.values import pack, unpack
 from trivium.errors import LimitExceeded, NotFound, PreconditionFailed
 from trivium.management.calls import NOT_FOUND
 from trivium.management.values import MAX_DEPTH, check_value, checked, shown
+from trivium.runtime.cluster_name import CLUSTER_NAME, TABLE
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
-
-#: The name of the broker, shown to people.
-CLUSTER_NAME: Final = "cluster_name"
-DEFAULT_NAME: Final = "trivium"
 
 MAX_PARAMETERS: Final = 256
 MAX_BYTES: Final = 64 * 1024
@@ -29,7 +26,7 @@ class GlobalParameters:
     """Those of one broker."""
 
     def __init__(self, broker: Broker) -> None:
-        self._table = broker.storage.table("global-parameters")
+        self._table = broker.storage.table(TABLE)
         self._events = broker.events
 
     def all(self) -> Iterator[tuple[str, object]]:
@@ -69,9 +66,3 @@ class GlobalParameters:
         self.get(name)
         self._table.delete(name.encode())
         self._events.tell("global-parameter.deleted", parameter=name)
-
-    @property
-    def cluster_name(self) -> str:
-        """The broker's name."""
-        row = self._table.get(CLUSTER_NAME.encode())
-        return DEFAULT_NAME if row is None else str(unpack(row))

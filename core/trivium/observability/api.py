@@ -9,6 +9,7 @@ from typing import Final, Protocol
 
 from trivium.listen import ListenerConfig
 from trivium.observability.browsers import NO_COOKIE, Cookie
+from trivium.observability.served import ServedRequest
 from trivium.security.attempts import Login
 from trivium.security.identity import Identity
 from trivium.security.sessions import Session
@@ -28,8 +29,8 @@ _JSON: Final = "application/json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ApiRequest:
-    """One request of a client that has authenticated, if it must. To events it is who is served."""
+class ApiRequest(ServedRequest):
+    """One request of a client that has authenticated, if it must."""
 
     method: str
     #: the segments of the path behind ``/api``, decoded

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trivium.errors import ConfigError
-from trivium.observability.api import ApiRequest
-from trivium.observability.audit import AuditLog
+from trivium.observability.served import ServedRequest
 from trivium.runtime.adapter import Connection
 
 if TYPE_CHECKING:
+    from trivium.observability.audit import AuditLog
     from trivium.runtime.broker import Broker
 
 
@@ -22,7 +22,11 @@ class Auditing:
         if config.events and not config.file and not config.log:
             raise ConfigError("[audit] events go nowhere: there is neither a file nor log = true")
         self._broker = broker
-        self._log = AuditLog(config) if config.file or config.log else None
+        self._log: AuditLog | None = None
+        if config.file or config.log:
+            from trivium.observability.audit import AuditLog
+
+            self._log = AuditLog(config)
 
     def start(self) -> None:
         """From now on something happens: what was recovered is nobody's doing."""
@@ -69,7 +73,7 @@ class Auditing:
                 who["user"] = connection.identity.name
                 who["client_id"] = connection.client_id.decode(errors="replace")
                 who["vhost"] = connection.access.vhost
-        elif isinstance(connection, ApiRequest):
+        elif isinstance(connection, ServedRequest):
             who["address"] = connection.address
             who["protocol"] = connection.listener.protocol
             who["listener"] = connection.listener.name

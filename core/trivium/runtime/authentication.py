@@ -21,14 +21,13 @@ from trivium.listen import ControlListener
 from trivium.runtime.grants import configure_permissions, configure_quotas
 from trivium.runtime.user_deletion import disown_queues
 from trivium.security.api_keys import API_KEY, ApiKeys
-from trivium.security.attempts import Login, Method
+from trivium.security.attempts import HTTP, JWT, Login, Method
 from trivium.security.authenticator import Authenticator
 from trivium.security.certificates import CERTIFICATE, Certificates
 from trivium.security.clock import Clock
 from trivium.security.declarers import AccessDeclarers
 from trivium.security.granted import Granted
 from trivium.security.hash_queue import HashQueue, RunInPool
-from trivium.security.http_authenticator import HTTP, HttpAuthenticator, WebRules
 from trivium.security.identity import Identity
 from trivium.security.inside import Inside
 from trivium.security.password_files import PASSWORD_FILE, PasswordFiles
@@ -37,15 +36,16 @@ from trivium.security.scopes import read_aliases
 from trivium.security.scram import KEY_BYTES, MadeUpKeys, parse_keys
 from trivium.security.sessions import Sessions
 from trivium.security.stored import Remembered, StoredUser
-from trivium.security.tokens import JWT, TokenRules, Tokens
 from trivium.security.users import INTERNAL, Users
-from trivium.security.web import Fetch, WebAnswer, WebRequest
 from trivium.storage.base import Storage, Table
 from trivium.vhost.limits import apply_limits
 
 if TYPE_CHECKING:
     from trivium.runtime.adapter import Connection
     from trivium.runtime.broker import Broker
+    from trivium.security.http_authenticator import WebRules
+    from trivium.security.tokens import TokenRules
+    from trivium.security.web import Fetch, WebAnswer, WebRequest
 
 logger = logging.getLogger(__name__)
 
@@ -178,8 +178,12 @@ def remote_methods(
     """Those that are set up for users whom others know. Raises ConfigError."""
     methods: list[Method] = []
     if config.jwt.is_set_up:
+        from trivium.security.tokens import Tokens
+
         methods.append(Tokens(token_rules(config.jwt), run_in_pool, fetch, now_ms))
     if config.http_auth.url:
+        from trivium.security.http_authenticator import HttpAuthenticator
+
         methods.append(HttpAuthenticator(web_rules(config.http_auth), fetch, now_ms))
     return methods
 
@@ -218,6 +222,8 @@ def _secret(table: Table) -> bytes:
 
 def token_rules(config: JwtConfig) -> TokenRules:
     """What `[jwt]` says of tokens. Raises ConfigError."""
+    from trivium.security.tokens import TokenRules
+
     if config.scope_aliases and not config.scopes_claim:
         raise ConfigError("[jwt] scope_aliases needs scopes_claim")
     return TokenRules(
@@ -242,6 +248,8 @@ def token_rules(config: JwtConfig) -> TokenRules:
 
 def web_rules(config: HttpAuthConfig) -> WebRules:
     """What `[http_auth]` says of the server that is asked."""
+    from trivium.security.http_authenticator import WebRules
+
     return WebRules(
         url=config.url,
         answer=config.answer,

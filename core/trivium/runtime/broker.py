@@ -35,7 +35,6 @@ from trivium.runtime.virtual_hosts import VirtualHosts
 from trivium.security.authenticator import Authenticator
 from trivium.security.permissions import Permissions
 from trivium.security.users import Users
-from trivium.security.web import WebAnswer, WebRequest
 from trivium.storage.base import Storage
 from trivium.storage.memory import MemoryStorage
 from trivium.streams.joining import RecoveredJoins
@@ -46,6 +45,7 @@ if TYPE_CHECKING:
     from types import TracebackType
 
     from trivium.runtime.server import Server
+    from trivium.security.web import WebAnswer, WebRequest
 
 logger = logging.getLogger(__name__)
 

@@ -19,13 +19,13 @@ from trivium.common.pieces import Piece
 from trivium.observability.process import release_free_memory, resident_bytes, total_memory_bytes
 from trivium.runtime.adapter import Connection
 from trivium.runtime.broker import Driver
-from trivium.runtime.fetching import Fetcher
 from trivium.runtime.slow_turns import END, SlowTurns
 from trivium.runtime.sockets import Refused, SocketDriver
-from trivium.security.web import WebAnswer, WebRequest
 
 if TYPE_CHECKING:
+    from trivium.runtime.fetching import Fetcher
     from trivium.runtime.server import Server
+    from trivium.security.web import WebAnswer, WebRequest
 
 logger = logging.getLogger(__name__)
 
@@ -299,6 +299,8 @@ class LoopDriver(Driver):
 
     def fetch(self, request: WebRequest, done: Callable[[WebAnswer | None], None]) -> None:
         if self._fetcher is None:
+            from trivium.runtime.fetching import Fetcher
+
             self._fetcher = Fetcher(self.call)
         serving = self._broker.events.serving
 

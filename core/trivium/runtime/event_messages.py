@@ -24,7 +24,7 @@ from trivium.messages.message import (
     Properties,
 )
 from trivium.messages.neutral import encode_neutral
-from trivium.observability.api import ApiRequest
+from trivium.observability.served import ServedRequest
 from trivium.runtime.adapter import Connection
 from trivium.runtime.virtual_hosts import DEFAULT_VHOST
 from trivium.vhost.predeclared import EVENT_EXCHANGE
@@ -86,8 +86,8 @@ class EventMessages(Timed):
         for name, value in about.items():
             headers[renamed.get(name, name)] = _shown(value)
         serving = self._broker.events.serving
-        if isinstance(serving, (Connection, ApiRequest)):
-            if isinstance(serving, ApiRequest):
+        if isinstance(serving, (Connection, ServedRequest)):
+            if isinstance(serving, ServedRequest):
                 address, protocol = serving.address, serving.listener.protocol
                 is_in = True
             else:

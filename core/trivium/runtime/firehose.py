@@ -26,7 +26,7 @@ from trivium.messages.message import (
     codec_of,
 )
 from trivium.messages.neutral import encode_neutral
-from trivium.observability.api import ApiRequest
+from trivium.observability.served import ServedRequest
 from trivium.routing.exchanges import Destination, Route
 from trivium.routing.taps import Tap
 from trivium.runtime.adapter import Connection, connection_name
@@ -109,7 +109,7 @@ class Firehose(Tap):
     def _headers(self, message: Message, client: object, channel: int) -> dict[str, HeaderValue]:
         if isinstance(client, Connection):
             user, name = client.identity.name, connection_name(client)
-        elif isinstance(client, ApiRequest):
+        elif isinstance(client, ServedRequest):
             user, name = client.identity.name, client.address
         else:
             # The broker itself, as with a will that had to wait.

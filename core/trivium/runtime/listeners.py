@@ -9,11 +9,12 @@ import resource
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import EntryPoint
 from ipaddress import ip_network
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from trivium.common.installed import installed
 from trivium.errors import ConfigError, TriviumError
 from trivium.listen import ControlListener, ListenerConfig, join_address
 from trivium.runtime.adapter import Adapter, Listener, WebSocketTerms
@@ -364,7 +365,7 @@ def connection_limit(configured: int) -> int:
 
 def inside_client() -> EntryPoint | None:
     """What connects clients of this process, by the name of their protocol; None for nothing."""
-    return next(iter(entry_points(group="trivium.inside")), None)
+    return next(iter(installed("trivium.inside")), None)
 
 
 def load_adapters(
@@ -376,7 +377,7 @@ def load_adapters(
     Raises ConfigError when it names a protocol that nothing installed provides, or whose adapter
     does not load.
     """
-    found = {entry.name: entry for entry in entry_points(group="trivium.adapters")}
+    found = {entry.name: entry for entry in installed("trivium.adapters")}
     adapters: list[Adapter] = []
     for name in dict.fromkeys(listener.protocol for listener in listeners):
         if name == HTTP:

@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Any, Final, TextIO
 
 from trivium.common.events import Events
-from trivium.observability.api import ApiRequest
+from trivium.observability.served import ServedRequest
 from trivium.runtime.adapter import Connection
 
 if TYPE_CHECKING:
@@ -45,7 +45,7 @@ class LogHandler(logging.StreamHandler[TextIO]):
 
 def served(by: object) -> dict[str, str]:
     """What is known of a client."""
-    if isinstance(by, ApiRequest):
+    if isinstance(by, ServedRequest):
         return {
             "connection": by.address,
             "protocol": by.listener.protocol,

@@ -11,7 +11,6 @@ from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
 from trivium.errors import ConfigError, InternalError, TriviumError
-from trivium.runtime import fetching
 from trivium.runtime.adapter import Adapter, Listener
 from trivium.runtime.admission import Admission
 from trivium.runtime.auditing import Auditing
@@ -92,6 +91,8 @@ class Server:
         adapters = load_adapters(needed, broker.config.protocols)
         load_http(listeners)
         if broker.config.jwt.jwks_url or broker.config.http_auth.url:
+            from trivium.runtime import fetching
+
             fetching.prepare()
         self._storage = self._open_storage()
         self._start_tracing()

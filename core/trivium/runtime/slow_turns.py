@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final
 from mypy_extensions import i64
 
 from trivium.common.timers import Timed
-from trivium.observability.api import ApiRequest
+from trivium.observability.served import ServedRequest
 from trivium.runtime.adapter import Connection
 
 if TYPE_CHECKING:
@@ -158,14 +158,14 @@ def described(what: object) -> str:
         name = what.client_id[:_MAX_TEXT].decode(errors="replace")
         client = f", client {name!r}" if name else ""
         return f"for {what.peer.address} ({listener}, user {user!r}{client})"
-    if isinstance(what, ApiRequest):
+    if isinstance(what, ServedRequest):
         path = "/".join(what.path)[:_MAX_TEXT]
         user = what.identity.name[:_MAX_TEXT]
         return f"{what.method} {path!r} for {what.address} (user {user!r})"
     if isinstance(what, str):
         return what
     if isinstance(what, partial):
-        served = [each for each in what.args if isinstance(each, (ApiRequest, Connection))]
+        served = [each for each in what.args if isinstance(each, (ServedRequest, Connection))]
         return described(served[0] if served else what.func)
     if isinstance(what, Timed):
         return _timer(what)

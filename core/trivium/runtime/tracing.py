@@ -28,7 +28,6 @@ from trivium.messages.tracing import (
     Tracer,
     context_of,
 )
-from trivium.observability.api import ApiRequest
 from trivium.observability.otlp import (
     INTERNAL,
     SERVER,
@@ -40,6 +39,7 @@ from trivium.observability.otlp import (
     write_number,
     write_text,
 )
+from trivium.observability.served import ServedRequest
 from trivium.queues.sub_queues import QueueEntry
 from trivium.routing.exchanges import REJECTED, UNROUTABLE
 from trivium.runtime.adapter import Connection
@@ -433,7 +433,7 @@ def _client_of(client: object) -> dict[str, str]:
         address, user = client.peer.address, client.identity.name
         protocol = client.peer.listener.config.protocol
         name = client.client_id.decode(errors="replace")
-    elif isinstance(client, ApiRequest):
+    elif isinstance(client, ServedRequest):
         address, user, protocol, name = client.address, client.identity.name, "http", ""
     else:
         return {}

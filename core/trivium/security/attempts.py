@@ -4,9 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Final
 
 from trivium.common.addresses import subscriber_address
 from trivium.security.identity import Identity
+
+#: Names of the methods whose modules are loaded only where they are set up.
+JWT: Final = "jwt"
+HTTP: Final = "http"
 
 
 def _stays() -> bool:

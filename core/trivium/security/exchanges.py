@@ -11,9 +11,8 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Final
 
 from trivium.security.api_keys import API_KEY
-from trivium.security.attempts import Attempt, Login
+from trivium.security.attempts import JWT, Attempt, Login
 from trivium.security.scram import FirstMessage, ScramError, ScramExchange, parse_first
-from trivium.security.tokens import JWT
 
 if TYPE_CHECKING:
     from trivium.security.authenticator import Authenticator

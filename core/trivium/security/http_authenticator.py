@@ -18,14 +18,21 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from trivium.errors import PreconditionFailed
-from trivium.security.attempts import REFUSED, UNKNOWN, Attempt, Decided, Login, Method, Verdict
+from trivium.security.attempts import (
+    HTTP,
+    REFUSED,
+    UNKNOWN,
+    Attempt,
+    Decided,
+    Login,
+    Method,
+    Verdict,
+)
 from trivium.security.identity import ADMINISTRATOR, Identity
 from trivium.security.users import check_name, check_tags
 from trivium.security.web import Fetch, WebAnswer, WebRequest
 
 logger = logging.getLogger(__name__)
-
-HTTP: Final = "http"
 
 #: decisions that are remembered; beyond them the oldest is forgotten
 CACHE_SIZE: Final = 10_000

@@ -16,6 +16,7 @@ from typing import Any, Final
 from trivium.errors import ConfigError, PreconditionFailed
 from trivium.security.attempts import (
     BUSY,
+    JWT,
     REFUSED,
     UNKNOWN,
     Attempt,
@@ -40,8 +41,6 @@ from trivium.security.watched_files import WatchedFiles
 from trivium.security.web import Fetch, WebAnswer, WebRequest
 
 logger = logging.getLogger(__name__)
-
-JWT: Final = "jwt"
 
 #: Milliseconds between two fetches of a key set because a token names a key that is not in it.
 MIN_FETCH_MS: Final = 10_000

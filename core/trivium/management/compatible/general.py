@@ -22,11 +22,12 @@ from trivium.management.endpoints import (
     Endpoint,
 )
 from trivium.management.figures import Figures, Sums, of_traffic
-from trivium.management.global_parameters import CLUSTER_NAME, GlobalParameters
+from trivium.management.global_parameters import GlobalParameters
 from trivium.management.listing import Listing, Slices, only_columns
 from trivium.management.values import encode, text_of
 from trivium.observability.api import ApiAnswer
 from trivium.routing.exchanges import EXCHANGE_TYPES
+from trivium.runtime.cluster_name import CLUSTER_NAME, cluster_name
 from trivium.security.identity import ADMINISTRATOR
 
 if TYPE_CHECKING:
@@ -61,7 +62,7 @@ def _overview(call: Call, stats: Stats) -> Iterator[bytes]:
         "rabbitmq_version": DIALECT,
         "product_name": "Trivium",
         "product_version": __version__,
-        "cluster_name": GlobalParameters(broker).cluster_name,
+        "cluster_name": cluster_name(broker.storage),
         "erlang_version": _PLATFORM,
         "erlang_full_version": _PLATFORM,
         "rates_mode": "basic",
@@ -250,7 +251,7 @@ def get_memory(call: Call) -> ApiAnswer:
 
 def get_cluster_name(call: Call) -> ApiAnswer:
     """The name of the broker, for people."""
-    return ApiAnswer(200, {"name": GlobalParameters(call.broker).cluster_name})
+    return ApiAnswer(200, {"name": cluster_name(call.broker.storage)})
 
 
 def put_cluster_name(call: Call) -> None:

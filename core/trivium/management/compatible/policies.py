@@ -17,12 +17,13 @@ from trivium.management.endpoints import (
     Endpoint,
     Handler,
 )
-from trivium.management.global_parameters import CLUSTER_NAME, GlobalParameters
+from trivium.management.global_parameters import GlobalParameters
 from trivium.management.limits import set_vhost_limits
 from trivium.management.listing import Listing
 from trivium.management.policies import OF_OPERATORS, USUAL, PolicyKind
 from trivium.management.values import number_of, shown_table, table_of, text_of
 from trivium.observability.api import ApiAnswer
+from trivium.runtime.cluster_name import CLUSTER_NAME
 from trivium.security.identity import ADMINISTRATOR
 from trivium.vhost.policies import Policy
 
