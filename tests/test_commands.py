@@ -1,5 +1,6 @@
 """`trivium pub` and `trivium sub` against a running broker, each by its own protocol and across."""
 
+import asyncio
 import contextlib
 import json
 import os
@@ -177,6 +178,7 @@ def test_closed_output_ends_the_subscriber_quietly(broker: Running, scheme: str)
         ("amqp", ["pub", "a", "x", "--retain"], "neither --qos 2 nor --retain"),
         ("amqp", ["sub", "a", "--from", "0"], "has no --from"),
         ("trivium", ["sub", "a", "--from", "yesterday"], "not an offset, first or next"),
+        ("trivium", ["sub", "a", "--filter", "a/b"], "--filter chooses records of a stream"),
     ],
 )
 def test_option_that_does_not_fit_is_one_line_and_exit_2(
@@ -298,6 +300,37 @@ async def test_offset_skips_what_comes_before_it_in_its_batch(broker: Running) -
         await client.publish_batch(publications)
     with broker.sub("trivium", "skip", "--from", "7", "--count", "3") as subscriber:
         assert finish(subscriber) == (0, "skip 7\nskip 8\nskip 9\n")
+
+
+async def test_of_a_stream_there_are_the_topics_that_a_filter_matches(broker: Running) -> None:
+    async with connect(broker.urls["trivium"]) as client:
+        await client.declare_stream("homes", partitions=2)
+        await client.bind("stream", "homes", pattern="home.#")
+    for topic in ("home.kitchen.light", "home.kitchen.heat", "home.hall.light"):
+        assert broker.pub("trivium", topic, "old").returncode == 0
+    options = ("homes", "--from", "first", "--filter", "home/+/light", "--count", "3")
+    with broker.sub("trivium", *options) as subscriber:
+        assert broker.pub("trivium", "home.attic.heat", "new").returncode == 0
+        assert broker.pub("trivium", "home.attic.light", "new").returncode == 0
+        code, out = finish(subscriber)
+    assert (code, sorted(out.splitlines())) == (
+        0,
+        ["home.attic.light new", "home.hall.light old", "home.kitchen.light old"],
+    )
+
+
+async def test_filter_that_is_none_is_one_line_and_exit_2(broker: Running) -> None:
+    async with connect(broker.urls["trivium"]) as client:
+        await client.declare_stream("rooms")
+    result = await asyncio.to_thread(
+        subprocess.run,
+        [*COMMAND, "sub", broker.urls["trivium"], "rooms", "--from", "0", "--filter", "a/#/b"],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+    )
+    assert result.returncode == 2
+    assert result.stderr == ("trivium sub: 'filter' is no topic filter: # is not its last level\n")
 
 
 @pytest.mark.parametrize("scheme", SCHEMES)

@@ -368,6 +368,12 @@ def _add_sub(sub: argparse.ArgumentParser) -> None:
         help="trivium: read all partitions of a stream from an offset, or from first or next",
     )
     sub.add_argument(
+        "--filter",
+        dest="topic_filter",
+        metavar="FILTER",
+        help="trivium: with --from only topics that match, such as sensors/+/temperature",
+    )
+    sub.add_argument(
         "-v",
         "--verbose",
         action="store_true",

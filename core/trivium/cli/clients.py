@@ -24,13 +24,13 @@ import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
-from importlib.metadata import entry_points
 from typing import Any, Final, Protocol
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE
 from trivium.cli.server_options import url_password
 from trivium.common.client_tls import ClientTls, TlsError, tls_error_in, tls_reason
+from trivium.common.installed import installed
 from trivium.config import join_address
 
 #: publishes from standard input that may wait for their acknowledgement at a time
@@ -114,6 +114,8 @@ class Subscription:
     is_queue: bool
     #: an offset, `first`, `next`, or None when it is no stream
     offset: str | None
+    #: of a stream: topics, with the wildcards + and #; None: all
+    topic_filter: str | None = None
 
 
 #: Takes an address and a payload; False ends the subscription once the message is acknowledged.
@@ -179,7 +181,7 @@ def open_url(options: argparse.Namespace, group: str) -> tuple[Server, Any]:
         port = parts.port
     except ValueError as error:
         raise UsageError(f"not a URL: {error}") from None
-    clients = {entry.name: entry for entry in entry_points(group=group)}
+    clients = {entry.name: entry for entry in installed(group)}
     scheme = parts.scheme
     is_tls = scheme not in clients
     if is_tls:
@@ -329,9 +331,12 @@ async def _subscribe(options: argparse.Namespace, server: Server, connect: Conne
         exchange=options.exchange,
         is_queue=options.queue,
         offset=options.offset,
+        topic_filter=options.topic_filter,
     )
     if options.queue and options.offset is not None:
         raise UsageError("--queue and --from exclude each other")
+    if options.topic_filter is not None and options.offset is None:
+        raise UsageError("--filter chooses records of a stream: it needs --from")
     output = sys.stdout.buffer
     remaining: int | None = options.count
 

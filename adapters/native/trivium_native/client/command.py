@@ -19,7 +19,7 @@ from trivium.common.client_tls import TlsError
 from trivium_native.client import client as native
 from trivium_native.client.url import DEFAULT_TLS_PORT, Target
 from trivium_native.client.values import StreamInfo
-from trivium_native.wire.errors import NativeError
+from trivium_native.wire.errors import InvalidArgument, NativeError
 from trivium_native.wire.frames import DEFAULT_PORT
 
 
@@ -46,7 +46,7 @@ class NativeClient:
         if subscription.offset is not None:
             offset = parse_offset(subscription.offset)
             (stream,) = await self._client.metadata([subscription.address])
-            await self._read(stream, offset, subscribed, handle)
+            await self._read(stream, offset, subscription.topic_filter, subscribed, handle)
         elif subscription.is_queue:
             async with self._client.consume(subscription.address) as deliveries:
                 subscribed()
@@ -67,6 +67,7 @@ class NativeClient:
         self,
         stream: StreamInfo,
         offset: int | str,
+        topic_filter: str | None,
         subscribed: Callable[[], None],
         handle: Handler,
     ) -> None:
@@ -77,7 +78,11 @@ class NativeClient:
             nonlocal starting
             incarnation = stream.incarnation
             async with self._client.read(
-                stream.name, partition, offset, incarnation=incarnation
+                stream.name,
+                partition,
+                offset,
+                incarnation=incarnation,
+                topic_filter=topic_filter,
             ) as batches:
                 starting -= 1
                 if starting == 0:
@@ -134,7 +139,7 @@ async def connect(server: Server) -> AsyncIterator[Client]:
     try:
         async with native.connect(target_of(server), reconnect=False) as client:
             yield NativeClient(client)
-    except TlsError as error:
+    except (TlsError, InvalidArgument) as error:
         raise UsageError(str(error)) from None
     except NativeError as error:
         raise ClientError(error.text) from None
