@@ -55,7 +55,7 @@ class Api:
     def place(self, method: str, path: tuple[str, ...]) -> ApiPlace:
         if path == ("none",):
             raise ApiRefused(refusal(404, "Object Not Found", "Not Found"))
-        return ApiPlace(is_public=path == ("public",), most_bytes=10_000_000)
+        return ApiPlace(is_public=path == ("public",), most_bytes=10_000_000, most_values=100_000)
 
     def ask(self, request: ApiRequest, done: Callable[[ApiAnswer], None]) -> None:
         self.requests.append(request)

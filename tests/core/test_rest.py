@@ -20,7 +20,7 @@ from openapi_spec_validator import OpenAPIV31SpecValidator
 import trivium_native
 from tests.support.rest import DOCUMENT, USERS, authorization, expiring, filled, said, serve
 from trivium.config import HttpAuthConfig, JwtConfig
-from trivium.management.endpoints import CLIENTS
+from trivium.management.endpoints import CLIENTS, FEW_VALUES
 from trivium.management.rest import ENDPOINTS, general
 from trivium.management.rest.document import document
 from trivium.messages.message import PROTOCOL_NONE, Address, Message
@@ -874,6 +874,17 @@ async def test_a_client_that_takes_no_figures_gives_its_place_up(
             async with asyncio.timeout(20):
                 while (await site.ask("GET", "live?count=1"))[0] != 200:
                     pass
+
+
+async def test_a_body_has_a_bounded_number_of_values(tmp_path: Path) -> None:
+    async with serve(tmp_path) as site:
+        path = "vhosts/%2F/exchanges/amq.topic/messages"
+        for count, status in ((FEW_VALUES - 9, 202), (FEW_VALUES, 413)):
+            body: dict[str, Any] = {"messages": [{"key": "k", "payload_json": [0] * count}]}
+            assert (await site.ask("POST", path, json=body))[0] == status
+        # Definitions have more.
+        body = {"users": [], "of_another_broker": [0] * FEW_VALUES}
+        assert (await site.ask("POST", "definitions", json=body))[0] == 200
 
 
 REFUSED: list[tuple[str, str, dict[str, Any], int]] = [

@@ -50,6 +50,9 @@ class BadRequest(Exception):
 #: Bytes of a usual body, and of one that brings messages or definitions.
 SMALL: Final = 64 * 1024
 LARGE: Final = 20 * 1024 * 1024
+#: Values of a body: what is done with them is done in one turn, unless they are definitions.
+FEW_VALUES: Final = 100_000
+MANY_VALUES: Final = 2_000_000
 
 #: Carries out a call; None: it answers later, by the call itself.
 Handler = Callable[["Call"], ApiAnswer | None]
@@ -80,6 +83,7 @@ class Endpoint:
     tags: frozenset[str] = USERS
     vhost: str = SEEN
     most_bytes: int = SMALL
+    most_values: int = FEW_VALUES
     #: whether its body is bytes, as they are
     is_raw: bool = False
 

@@ -68,6 +68,7 @@ class Management:
         return ApiPlace(
             is_public=not endpoint.tags,
             most_bytes=endpoint.most_bytes,
+            most_values=endpoint.most_values,
             is_raw=endpoint.is_raw,
             admits_anonymous=endpoint.tags is CLIENTS,
             vhost="" if vhost == EVERY_VHOST else vhost,

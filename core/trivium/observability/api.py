@@ -142,6 +142,8 @@ class ApiPlace:
     is_public: bool
     #: bytes of the body, at most
     most_bytes: int
+    #: objects, lists, and what is in them, at most
+    most_values: int
     #: whether the body is bytes, as they are, and no JSON
     is_raw: bool = False
     #: whether clients without credentials may ask whom the listener admits

@@ -20,7 +20,6 @@ import asyncio
 import contextlib
 import json
 import logging
-import math
 import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -47,6 +46,7 @@ from trivium.observability.api import (
     Refusal,
     refusal,
 )
+from trivium.observability.bodies import TooManyValues, parse, parse_large
 from trivium.observability.browsers import (
     PAGE_HEADER,
     Cookie,
@@ -96,9 +96,6 @@ MAX_SCRAPES: Final = 4
 SCRAPE_SECONDS: Final = 30.0
 #: seconds for which metrics are made before others are served
 SLICE_SECONDS: Final = 0.002
-#: half of a character, as JSON may have it
-_SURROGATE: Final = re.compile(rb"\\u[dD][89a-fA-F]")
-_STRINGS: Final = json.JSONEncoder(ensure_ascii=False)
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -747,8 +744,8 @@ async def _read_body(
     """The JSON of a body, or its bytes where the place takes these; None without one. They go
     through ``digest`` too. Raises ApiRefused.
 
-    A large JSON is read in a thread: each object in it lets the loop go on. A POST says what its
-    body is also where it has none: pages of other sites need leave for that (CORS).
+    A large JSON is read in a thread. A POST says what its body is also where it has none: pages of
+    other sites need leave for that (CORS).
     """
     most_bytes = place.most_bytes
     wanted = "application/octet-stream" if place.is_raw else "application/json"
@@ -772,12 +769,16 @@ async def _read_body(
             return None
         found: object
         if len(data) <= SMALL_BODY_BYTES:
-            found = _parse(data, None)
+            found = parse(data)
         else:
-            found = await asyncio.get_running_loop().run_in_executor(None, _parse_large, data)
+            loop = asyncio.get_running_loop()
+            found = await loop.run_in_executor(None, parse_large, data, place.most_values)
         if found is None:
             raise ApiRefused(refusal(400, "bad_request", "a body is not null"))
         return found
+    except TooManyValues:
+        text = f"a body has at most {place.most_values} values"
+        raise ApiRefused(refusal(413, "payload_too_large", text)) from None
     except (ValueError, RecursionError, OSError, web.RequestPayloadError):
         raise ApiRefused(refusal(400, "bad_request", "a body is JSON, in UTF-8")) from None
 
@@ -811,34 +812,9 @@ def _says(request: web.Request, kind: str, must_say: bool) -> bool:
     return not must_say and not is_browser
 
 
-def _parse_large(data: bytearray) -> object:
-    # Reading text holds the interpreter; a function of ours that it calls does not.
-    return _parse(data, lambda pairs: dict(pairs))
-
-
-def _parse(data: bytearray, make: Callable[[list[tuple[str, object]]], object] | None) -> object:
-    """What a text of JSON says. Raises ValueError, also where an answer could not say it again;
-    RecursionError."""
-    found: object = json.loads(
-        data.decode(), object_pairs_hook=make, parse_float=_finite, parse_constant=_finite
-    )
-    if _SURROGATE.search(data):
-        # One without its other half has no UTF-8.
-        for text in _STRINGS.iterencode(found):
-            text.encode()
-    return found
-
-
 def _said(text: str) -> object:
     """What a client of a WebSocket says. Raises ValueError, RecursionError."""
-    return _parse(bytearray(text.encode()), None)
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if not math.isfinite(number):
-        raise ValueError("a number is finite")
-    return number
+    return parse(bytearray(text.encode()))
 
 
 def _knows(request: web.Request, tag: str) -> bool:

@@ -43,7 +43,7 @@ from trivium.management.compatible.users import (
     tags_of,
 )
 from trivium.management.compatible.vhosts import settings_of
-from trivium.management.endpoints import ADMINISTRATORS, LARGE, Endpoint
+from trivium.management.endpoints import ADMINISTRATORS, LARGE, MANY_VALUES, Endpoint
 from trivium.management.global_parameters import GlobalParameters
 from trivium.management.limits import set_vhost_limits
 from trivium.management.listing import Slices, ordered
@@ -662,6 +662,6 @@ ENDPOINTS: Final = tuple(
     )
     for endpoint in (
         Endpoint("GET", path, get, ADMINISTRATORS),
-        Endpoint("POST", path, post, ADMINISTRATORS, most_bytes=LARGE),
+        Endpoint("POST", path, post, ADMINISTRATORS, most_bytes=LARGE, most_values=MANY_VALUES),
     )
 )

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Annotated, Final
 
 from trivium.management.compatible.definitions import MAX_NOTES, Import, get_all, get_of_vhost
-from trivium.management.endpoints import ADMINISTRATORS, LARGE
+from trivium.management.endpoints import ADMINISTRATORS, LARGE, MANY_VALUES
 from trivium.management.rest.operations import Parameter, answer, asked, operation
 from trivium.management.rest.schema import About, Table
 from trivium.observability.api import ApiAnswer
@@ -64,6 +64,7 @@ _TAKE: Final = {
     "result": Imported,
     "tags": ADMINISTRATORS,
     "most_bytes": LARGE,
+    "most_values": MANY_VALUES,
 }
 
 ENDPOINTS: Final = (
