@@ -7,6 +7,8 @@ import base64
 import contextlib
 import io
 import json
+import logging
+import zlib
 from collections.abc import AsyncIterator, Callable, Iterator
 from typing import Any
 
@@ -286,3 +288,97 @@ async def test_what_stands_behind_the_path_and_who_need_not_say_who_they_are() -
             async with client.get(url + "private") as answer:
                 assert answer.status == 401
         assert api.requests[1].identity.name == ""
+
+
+async def send(url: str, text: bytes) -> tuple[int, dict[str, str], bytes]:
+    """What plain bytes are answered by the server of a URL."""
+    host, port = url.split("/")[2].split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.write(text)
+    head, _, body = (await asyncio.wait_for(reader.read(), 20)).partition(b"\r\n\r\n")
+    writer.close()
+    status, *fields = head.decode().split("\r\n")
+    return int(status.split()[1]), dict(field.split(": ", 1) for field in fields), body
+
+
+def encoded(line: str, coding: str, body: bytes) -> bytes:
+    """A request whose body is said to have a coding."""
+    lines = [f"{line} HTTP/1.1", "Host: a", "Connection: close", f"Content-Encoding: {coding}"]
+    lines += ["Content-Type: application/json", f"Content-Length: {len(body)}", "", ""]
+    return "\r\n".join(lines).encode() + body
+
+
+@pytest.mark.parametrize("coding", ["gzip", "deflate", "br", "zstd", "identity, GZIP"])
+@pytest.mark.parametrize(
+    ("line", "is_problem"),
+    [
+        ("GET /health/live", True),
+        ("GET /nowhere", True),
+        ("POST /health/ready", True),
+        ("GET /mqtt", True),
+        ("POST /api/v1/public", True),
+        ("PUT /api/v1/private", True),
+        ("PUT /api/queues", False),
+    ],
+)
+async def test_a_body_with_a_coding_is_refused_on_every_path(
+    line: str, is_problem: bool, coding: str
+) -> None:
+    """RFC 9110, 12.5.3 and 15.5.16: whoever sends it is told that none is taken."""
+    async with serve(lambda _: ApiAnswer(204)) as (api, url):
+        status, headers, body = await send(url, encoded(line, coding, b"x"))
+        assert (status, headers["Accept-Encoding"]) == (415, "identity")
+        key = "type" if is_problem else "error"
+        assert "unsupported" in json.loads(body)[key]
+        assert api.requests == []
+
+
+async def test_a_body_as_it_is_may_say_so() -> None:
+    async with serve(lambda _: ApiAnswer(204)) as (api, url):
+        assert (await send(url, encoded("POST /api/public", "identity", b"[1]")))[0] == 204
+        assert api.requests[0].body == [1]
+
+
+async def test_nothing_is_inflated_nor_what_is_broken_logged(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Neither before a request is refused, nor while what is left of its body is read."""
+
+    def inflate(*_: Any, **__: Any) -> Any:
+        raise AssertionError
+
+    async with serve(lambda _: ApiAnswer(204)) as (_, url):
+        zeros = zlib.compress(bytes(1 << 20), wbits=31)
+        monkeypatch.setattr(zlib, "decompressobj", inflate)
+        for body in (zeros, b"\x1f\x8b broken", b""):
+            assert (await send(url, encoded("GET /health/live", "gzip", body)))[0] == 415
+    assert [each for each in caplog.records if each.levelno >= logging.WARNING] == []
+
+
+@pytest.mark.parametrize("path", ["/api/v1/a%zzb", "/api/v1/%2", "/api/a%", "/api/%ff"])
+async def test_a_path_with_what_encodes_nothing_is_malformed(path: str) -> None:
+    """RFC 3986, 2.1."""
+    async with serve(lambda _: ApiAnswer(204)) as (api, url):
+        request = GET.replace("/api/x", path).replace("Host", "Connection: close\r\nHost")
+        found, headers, _ = await send(url, request.encode())
+        assert found == 400
+        assert ("problem" in headers["Content-Type"]) is path.startswith("/api/v1/")
+        assert api.requests == []
+
+
+@pytest.mark.parametrize(
+    ("target", "path"),
+    [("http://localhost/api/a%2Fb?x", ("a/b",)), ("http://localhost:1/api/v1/", ("v1", ""))],
+)
+async def test_the_path_of_a_whole_url_is_asked_for(target: str, path: tuple[str, ...]) -> None:
+    """RFC 9112, 3.2.2."""
+    async with serve(lambda _: ApiAnswer(204)) as (api, url):
+        request = GET.replace("/api/x", target).replace("Host", "Connection: close\r\nHost")
+        assert (await send(url, request.encode()))[0] == 204
+        assert api.requests[0].path == path
+
+
+async def test_the_root_of_our_own_api_is_refused_by_a_problem() -> None:
+    async with serve(lambda _: refusal(404, "not_found", "Not Found")) as (_, url):
+        _, headers, _ = await ask(url + "v1")
+        assert headers["Content-Type"].startswith("application/problem+json")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import zlib
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
@@ -267,6 +268,16 @@ async def test_a_request_is_a_post_of_json() -> None:
 async def test_an_answer_that_is_too_long_is_none() -> None:
     async with WebServer(web.Response(body=b"x" * 1001)) as server:
         assert await fetched(post(server.url)) is None
+
+
+async def test_an_answer_is_not_inflated() -> None:
+    """One that came so is no JSON: it says nothing."""
+    zeros = zlib.compress(bytes(1 << 20), wbits=31)
+    headers = {"Content-Encoding": "gzip"}
+    async with WebServer(web.Response(body=zeros, headers=headers)) as server:
+        found = await fetched(post(server.url, 2000))
+    assert found is not None
+    assert found.body == zeros
 
 
 async def test_a_redirection_is_not_followed() -> None:

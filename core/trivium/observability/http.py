@@ -96,6 +96,8 @@ MAX_SCRAPES: Final = 4
 SCRAPE_SECONDS: Final = 30.0
 #: seconds for which metrics are made before others are served
 SLICE_SECONDS: Final = 0.002
+#: a percent sign that encodes nothing
+_NO_OCTET: Final = re.compile("%(?![0-9A-Fa-f]{2})")
 METRICS_CONTENT_TYPE: Final = "text/plain; version=0.0.4; charset=utf-8"
 
 
@@ -229,6 +231,8 @@ class HttpServer:
             "keepalive_timeout": KEEP_ALIVE_SECONDS,
             "max_line_size": MAX_LINE_BYTES,
             "max_headers": MAX_FIELDS,
+            # What is small on its way may be huge, also where nobody reads it.
+            "auto_decompress": False,
         }
         self._runner = web.AppRunner(
             application,
@@ -283,6 +287,8 @@ class HttpServer:
         connection.is_asking = True
         self._seats.asks(connection)
         try:
+            if _is_encoded(request):
+                return await self._respond(request, _ENCODED)
             return await handler(request)
         finally:
             connection.is_asking = False
@@ -385,12 +391,12 @@ class HttpServer:
     async def _ask_api(self, request: web.Request) -> web.StreamResponse:
         await self._own_turn()
         try:
-            path = _segments(self._own(request.raw_path))
+            path = _segments(self._own(_target(request)))
             asked, answer = await self._answer(request, path)
             if answer.feed is not None:
                 return await self._feed(request, asked, answer.feed)
         except ValueError:
-            answer = refusal(400, "bad_request", "a path is UTF-8")
+            answer = refusal(400, "bad_request", "a path is UTF-8, percent-encoded")
         except ApiRefused as refused:
             answer = refused.answer
         return await self._respond(request, answer)
@@ -605,7 +611,7 @@ class HttpServer:
 
     async def _respond(self, request: web.Request, answer: ApiAnswer) -> web.StreamResponse:
         """Send an answer; one in parts as fast as the client takes it."""
-        if isinstance(answer, Refusal) and self._is_own_api(request):
+        if isinstance(answer, Refusal) and not self._is_compatible(request):
             answer = answer.as_problem()
         headers: dict[str, str] = {**answer.headers, **_API_HEADERS}
         if answer.status == 401:
@@ -648,7 +654,11 @@ class HttpServer:
         )
 
     def _is_own_api(self, request: web.Request) -> bool:
-        return self._own(request.path).startswith(f"/api/{OWN}/")
+        return f"{self._own(request.path)}/".startswith(f"/api/{OWN}/")
+
+    def _is_compatible(self, request: web.Request) -> bool:
+        """Whether errors have the form of RabbitMQ's API."""
+        return self._own(request.path).startswith("/api/") and not self._is_own_api(request)
 
     def _in_turns(self, parts: Iterator[bytes]) -> Iterator[bytes]:
         """Parts, of which each takes a part of a turn's time: less is left for others."""
@@ -687,6 +697,13 @@ def _make_room(scrapes: list[_Scrape]) -> bool:
     return True
 
 
+#: The answer to a body in whatever coding (RFC 9110, 12.5.3 and 15.5.16).
+_ENCODED: Final = refusal(
+    415,
+    "unsupported_media_type",
+    "a body is sent as it is, without Content-Encoding",
+    {"Accept-Encoding": "identity"},
+)
 _PUT_OFF: Final = "too many want to come in: try again later"
 #: Methods whose answers have an entity tag: what they show may be looked at again and again.
 _TAGGED: Final = ("GET", "HEAD")
@@ -697,6 +714,12 @@ _CALLED_OTHERWISE: Final = (
 _API_HEADERS: Final = {"X-Content-Type-Options": "nosniff", "Cache-Control": "no-cache"}
 _CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Basic realm="trivium", charset="UTF-8"'}
 _PAGE_CHALLENGE: Final = {hdrs.WWW_AUTHENTICATE: 'Bearer realm="trivium"'}
+
+
+def _is_encoded(request: web.Request) -> bool:
+    """Whether the body is said to have a coding (RFC 9110, 8.4)."""
+    codings = ",".join(request.headers.getall(hdrs.CONTENT_ENCODING, [])).split(",")
+    return any(each.strip().lower() not in ("", "identity") for each in codings)
 
 
 def _not_in(request: web.Request) -> str:
@@ -725,9 +748,19 @@ def _is_page(request: web.Request) -> bool:
     return PAGE_HEADER in request.headers and hdrs.AUTHORIZATION not in request.headers
 
 
+def _target(request: web.Request) -> str:
+    """The path as it came, also where a URL did (RFC 9112, 3.2.2)."""
+    path = request.raw_path
+    return path if path[:1] == "/" else "/" + path.partition("://")[2].partition("/")[2]
+
+
 def _segments(raw_path: str) -> tuple[str, ...]:
-    """Those of a path behind ``/api``; ``%2F`` is part of one. Raises ValueError."""
-    names = raw_path.partition("?")[0].split("/")[2:]
+    """Those of a path behind ``/api``; ``%2F`` is part of one. Raises ValueError, also where what
+    follows a ``%`` is no number (RFC 3986, 2.1): some clients encode all of such a path anew."""
+    path = raw_path.partition("?")[0]
+    if _NO_OCTET.search(path):
+        raise ValueError("a % is encoded as %25")
+    names = path.split("/")[2:]
     return tuple(unquote(name, errors="strict") for name in names)
 
 

@@ -67,8 +67,11 @@ class Fetcher:
             self._session = aiohttp.ClientSession(
                 connector=aiohttp.TCPConnector(limit=MAX_CONNECTIONS),
                 cookie_jar=aiohttp.DummyCookieJar(),
+                auto_decompress=False,
             )
-        headers = {"Accept": "application/json", **dict(request.headers)}
+        # What is small on its way may be huge: an answer is as it comes.
+        headers = {"Accept": "application/json", "Accept-Encoding": "identity"}
+        headers |= dict(request.headers)
         if request.body is not None:
             headers["Content-Type"] = "application/json"
         method = "GET" if request.body is None else "POST"
