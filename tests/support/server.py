@@ -82,9 +82,14 @@ class RecordingDriver(Driver):
         self.blocking: list[Callable[[], None]] = []
         #: who goes on in the next turn
         self.next: list[Connection] = []
+        #: what is done in the next turn
+        self.soon: list[Callable[[], None]] = []
 
     def next_turn(self, connection: Connection) -> None:
         self.next.append(connection)
+
+    def call_soon(self, work: Callable[[], None]) -> None:
+        self.soon.append(work)
 
     def begin_turn(self) -> None:
         """Have go on who asked for it."""

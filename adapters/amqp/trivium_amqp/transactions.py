@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from trivium.errors import TopologyError
 from trivium.messages.large import content_size
 from trivium.routing.exchanges import ACCEPTED, MAX_DELIVERIES, Demand
-from trivium.runtime.long_requests import STEP, LongRequest
+from trivium.runtime.long_requests import STEP, LongFrame
 from trivium_amqp.codec import methods
 from trivium_amqp.codec.errors import PRECONDITION_FAILED, ChannelException, ConnectionException
 from trivium_amqp.transaction import Transaction
@@ -44,7 +44,7 @@ def commit(channel: Channel, arguments: list[Any]) -> None:
         channel.broker.long_requests.enter(_LongCommit(channel, transaction))
 
 
-class _LongCommit(LongRequest):
+class _LongCommit(LongFrame):
     """A tx.commit that does so much that it has a turn for itself."""
 
     def __init__(self, channel: Channel, transaction: Transaction) -> None:

@@ -149,11 +149,15 @@ class Window(Timed):
         return storage.write_batch if entry.write_batch > storage.durable else ACCEPTED
 
     def note_of(self, identity: bytes) -> bytes:
-        """What was noted with an id that is known."""
-        return self._entries[identity].note
+        """What was noted with an id; nothing with one that is new."""
+        entry = self._entries.get(identity)
+        if entry is None or 0 < entry.expires <= self._broker.now_ms:
+            return b""
+        return entry.note
 
     def add(self, identity: bytes, settings: Settings, is_stored: bool, note: bytes = b"") -> None:
-        """The message with this id was taken; ``is_stored``: in the current write batch."""
+        """The message with this id was taken; ``is_stored``: in the current write batch. With one
+        that is known something else is noted."""
         broker = self._broker
         is_stored = is_stored and broker.storage.is_durable
         now = broker.now_ms
@@ -161,6 +165,14 @@ class Window(Timed):
         write_batch = broker.storage.write_batch if is_stored else 0
         known = self._entries.get(identity)
         if known is not None:
+            if not 0 < known.expires <= now:
+                known.note = note
+                known.write_batch = write_batch
+                if is_stored:
+                    known.is_stored = True
+                    row = _ROW.pack(now, known.expires) + note
+                    self._owner.table.put(self._prefix + identity, row)
+                return
             # It has expired, and nobody has swept it yet.
             self._drop(known)
         entry = _Entry(identity, expires, write_batch, is_stored, note)

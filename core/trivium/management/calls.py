@@ -112,7 +112,8 @@ class Call:
         self, work: Callable[[], ApiAnswer | None], give_back: Callable[[], None] = _nothing
     ) -> None:
         """``later`` for a call that has waited: it is answered 401, after ``give_back``, where what
-        the caller came with does not hold any more. Where the caller is gone nothing is done."""
+        the caller came with does not hold any more, and 404 where its virtual host is gone. Where
+        the caller is gone nothing is done."""
         self.state.waits.end(self)
 
         def resumed() -> ApiAnswer | None:
@@ -121,6 +122,10 @@ class Call:
                 # Nobody gets it.
                 return ApiAnswer(408)
             self.require_login(give_back)
+            vhost = self._vhost
+            if vhost is not None and self.broker.vhosts.get(vhost.name) is not vhost:
+                give_back()
+                raise NotFound(f"no virtual host '{vhost.name}'")
             return work()
 
         self.later(resumed)

@@ -16,6 +16,7 @@ from trivium.messages.neutral import encode_neutral
 from trivium.messages.topics import MAX_LEVELS
 
 if TYPE_CHECKING:
+    from trivium.routing.exchanges import Route
     from trivium.runtime.broker import Broker
     from trivium.vhost.virtual_host import VirtualHost
 
@@ -35,6 +36,31 @@ def publish(
     retain: bool = False,
 ) -> int:
     """Publish a message: what ``VirtualHost.publish`` says, UNROUTABLE or REJECTED among it.
+
+    Raises TopologyError.
+    """
+    made = message_of(broker, vhost, exchange, key, properties, payload, mode, priority, retain)
+    return vhost.publish(made, route_of(vhost, made))
+
+
+def route_of(vhost: VirtualHost, message: Message) -> Route:
+    """The very own route of a message, as things are. Raises NotFound."""
+    address = message.address
+    return vhost.route(vhost.exchange(address.exchange), address.key).resolve(message)
+
+
+def message_of(
+    broker: Broker,
+    vhost: VirtualHost,
+    exchange: str,
+    key: bytes,
+    properties: Properties,
+    payload: bytes,
+    mode: int = AT_MOST_ONCE,
+    priority: int = 0,
+    retain: bool = False,
+) -> Message:
+    """A message that is to be published.
 
     The headers that choose how a message is treated mean what they mean on every protocol. Raises
     TopologyError.
@@ -61,7 +87,7 @@ def publish(
         properties.headers = [*others, (DELAY_HEADER, -delay)]
     route = vhost.route(source, key)
     now_ms = broker.now_ms
-    message = Message(
+    return Message(
         PROTOCOL_NEUTRAL,
         route.address,
         encode_neutral(properties),
@@ -75,4 +101,3 @@ def publish(
         deliver_at=now_ms + delay if delay else 0,
         insists=insists,
     )
-    return vhost.publish(message, route.resolve(message))

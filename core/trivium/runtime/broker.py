@@ -83,6 +83,9 @@ class Driver:
     def next_turn(self, connection: Connection) -> None:
         """Have ``next_turn`` of ``connection`` called in the next turn."""
 
+    def call_soon(self, work: Callable[[], None]) -> None:
+        """Do some work in the next turn."""
+
     def go_on(self, connection: Connection) -> None:
         """Call ``take_waiting`` of ``connection``, whose fault it is what that raises."""
         connection.take_waiting()

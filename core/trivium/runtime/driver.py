@@ -215,7 +215,6 @@ class LoopDriver(Driver):
             self._server.stop_for(again)
 
     def call_soon(self, work: Callable[[], None]) -> None:
-        """``call`` something of a socket in the next iteration of the loop."""
         self._loop.call_soon(self.call, work)
 
     def call_later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:

@@ -17,6 +17,7 @@ from mypy_extensions import mypyc_attr
 from trivium.runtime.framed import Work
 
 if TYPE_CHECKING:
+    from trivium.runtime.broker import Broker
     from trivium.runtime.framed import FramedConnection
 
 #: Messages of one request that are read at once, and deliveries that are made of them at once,
@@ -26,10 +27,11 @@ STEP: Final = 1024
 
 @mypyc_attr(allow_interpreted_subclasses=True)
 class LongRequest(Work):
-    """One of them."""
+    """One of them: of a user or, without credentials, of an address."""
 
-    def __init__(self, connection: FramedConnection, needs_place: bool) -> None:
-        self.connection = connection
+    def __init__(self, broker: Broker, owner: str, needs_place: bool) -> None:
+        self.broker = broker
+        self.owner = owner
         #: whether it begins only once no other of its user that needs a place is under way
         self.needs_place = needs_place
         #: where it stands, once it has entered
@@ -40,9 +42,15 @@ class LongRequest(Work):
         never raised."""
         raise NotImplementedError
 
+    def entered(self) -> None:
+        """It is in line: take nothing else of its client."""
+
+    def ask(self) -> None:
+        """Have ``go_on`` called in the next turn."""
+        raise NotImplementedError
+
     def release(self) -> None:
         """It is over: let go what it holds."""
-        raise NotImplementedError
 
     def go_on(self) -> bool:
         is_done = True
@@ -52,12 +60,28 @@ class LongRequest(Work):
             if is_done:
                 self.give_up()
             else:
-                self.connection.broker.long_requests.went_on(self)
+                self.broker.long_requests.went_on(self)
         return is_done
 
     def give_up(self) -> None:
         self.release()
-        self.connection.broker.long_requests.left(self)
+        self.broker.long_requests.left(self)
+
+
+@mypyc_attr(allow_interpreted_subclasses=True)
+class LongFrame(LongRequest):
+    """What a frame asks for."""
+
+    def __init__(self, connection: FramedConnection, needs_place: bool) -> None:
+        host, _, _ = connection.peer.address.rpartition(":")
+        super().__init__(connection.broker, connection.identity.name or host, needs_place)
+        self.connection = connection
+
+    def entered(self) -> None:
+        self.connection.take_turns(self)
+
+    def ask(self) -> None:
+        self.broker.driver.next_turn(self.connection)
 
 
 class Line:
@@ -83,13 +107,17 @@ class LongRequests:
         # What goes on in the next turn.
         self._next: LongRequest | None = None
 
+    @property
+    def has_any(self) -> bool:
+        """Whether some are under way."""
+        return len(self._turns) > 0
+
     def enter(self, request: LongRequest) -> None:
         """It goes on in turns to come, and nothing else of its client is taken until it is over."""
-        request.connection.take_turns(request)
-        owner = _owner(request.connection)
-        line = self._lines.get(owner)
+        request.entered()
+        line = self._lines.get(request.owner)
         if line is None:
-            line = self._lines[owner] = Line(owner)
+            line = self._lines[request.owner] = Line(request.owner)
         request.line = line
         if not request.needs_place:
             self._begin(line, request)
@@ -109,8 +137,7 @@ class LongRequests:
         """Ask for the next turn, unless somebody has it or nobody wants it."""
         if self._next is None and self._turns:
             request = self._next = self._turns[0].going_on[0]
-            connection = request.connection
-            connection.broker.driver.next_turn(connection)
+            request.ask()
 
     def went_on(self, request: LongRequest) -> None:
         """It has had its turn, and there is more of it: now others."""
@@ -138,8 +165,3 @@ class LongRequests:
         else:
             del self._lines[line.owner]
         self._ask()
-
-
-def _owner(connection: FramedConnection) -> str:
-    host, _, _ = connection.peer.address.rpartition(":")
-    return connection.identity.name or host

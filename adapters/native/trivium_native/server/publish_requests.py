@@ -10,7 +10,7 @@ from mypy_extensions import i64
 
 from trivium import errors as core
 from trivium.messages.large import LargePayload
-from trivium.runtime.long_requests import STEP, LongRequest
+from trivium.runtime.long_requests import STEP, LongFrame
 from trivium_native.server.answers import Answers, error_frame
 from trivium_native.server.handshake import BEHIND_REQUEST
 from trivium_native.server.publishing import UNFINISHED, Publisher
@@ -95,7 +95,7 @@ class PublishRequests:
             self.connection.count_opened(size)
 
 
-class LongPublish(LongRequest):
+class LongPublish(LongFrame):
     """One PUBLISH that takes turns."""
 
     def __init__(

@@ -17,7 +17,7 @@ from trivium import errors as core
 from trivium.common.counters import Traffic
 from trivium.idempotence.producers import FENCED
 from trivium.queues.queue import Queue, QueueEntry
-from trivium.runtime.long_requests import STEP, LongRequest
+from trivium.runtime.long_requests import STEP, LongFrame
 from trivium.security.permissions import WRITE
 from trivium.vhost.virtual_host import VirtualHost
 from trivium_native.server.batches import Batch
@@ -205,7 +205,7 @@ class Transactions:
         return subscription, entries
 
 
-class LongTransaction(LongRequest):
+class LongTransaction(LongFrame):
     """One TX with so many messages that they are read in turns, or that has so many deliveries that
     it has one for itself."""
 

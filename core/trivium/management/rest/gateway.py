@@ -10,19 +10,16 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 
-from trivium.errors import AccessRefused, NotFound, PreconditionFailed
-from trivium.idempotence.deduplication import REQUEST, Settings, short_id
+from trivium.errors import AccessRefused, NotFound
 from trivium.management.counting import (
     count_acknowledged,
     count_delivered,
-    count_published,
     count_sent,
 )
 from trivium.management.endpoints import CLIENTS, ENTERED, LARGE, BadRequest
 from trivium.management.leases import ACCEPT
 from trivium.management.listing import Slices
-from trivium.management.pacing import must_wait
-from trivium.management.publishing import publish
+from trivium.management.publishing import message_of, route_of
 from trivium.management.rest.operations import (
     Parameter,
     answer,
@@ -30,6 +27,7 @@ from trivium.management.rest.operations import (
     body_of,
     operation,
 )
+from trivium.management.rest.publications import KEY, Outcome, Published, outcome_of, publish_once
 from trivium.management.rest.schema import About, Count, Name, Table, Time, shown_model
 from trivium.management.stream_reading import Batches, PartitionRead, end_of, messages_in
 from trivium.management.values import encode, encode_in_pieces, shown, text_or_base64, texts_in
@@ -39,7 +37,6 @@ from trivium.messages.topics import topic_of
 from trivium.messages.tracing import TRACEPARENT, TRACESTATE, parse_traceparent
 from trivium.observability.api import ApiAnswer, ApiRefused, refusal
 from trivium.queues.polling import Poll, give_back
-from trivium.routing.exchanges import REJECTED, UNROUTABLE
 from trivium.security.permissions import DEFAULT_EXCHANGE, READ
 
 if TYPE_CHECKING:
@@ -59,23 +56,11 @@ MAX_RECORD_BYTES: Final = 4 << 20
 MAX_WAIT_MS: Final = 30_000
 LEASE_MS: Final = 30_000
 MAX_LEASE_MS: Final = 3_600_000
-#: Keys of requests that are remembered for each user, and for how long.
-MAX_KEYS: Final = 65_536
-KEY_MS: Final = 24 * 3600 * 1000
-MAX_KEY: Final = 255
-#: What windows of such keys are called.
-_KEYS: Final = Settings(True, "", MAX_KEYS, KEY_MS)
-
 #: Delivery modes by their numbers.
 _MODES: Final = {number: name for name, number in DELIVERY_MODES.items()}
 
 _Text = Annotated[str | None, About(longest=255)]
 _Mode = Literal["at-most-once", "at-least-once", "exactly-once"]
-Outcome = Literal["accepted", "unroutable", "unretained", "rejected"]
-#: Those of requests that are remembered; each is noted as its place here, behind a byte that is no
-#: place and what the request was known by, which earlier versions did not note.
-_NOTED: Final[tuple[Outcome, ...]] = ("accepted", "unroutable", "unretained")
-_KNOWN: Final = b"\xff"
 _Wait = Annotated[int, About(text="milliseconds to wait for one", least=0, most=MAX_WAIT_MS)]
 
 
@@ -103,14 +88,6 @@ class Publications:
     """Messages to be published, in this order."""
 
     messages: Annotated[list[Publication], About(shortest=1, longest=MAX_MESSAGES)]
-
-
-@dataclass(frozen=True, slots=True)
-class Published:
-    """What became of the messages, once all is durable that must be."""
-
-    outcomes: Annotated[list[Outcome], About(text="in their order; as they were the first time")]
-    repeated: Annotated[bool, About(text="whether a request with this key was done before")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -190,31 +167,14 @@ class Records:
 
 # Publishing
 
-KEY: Final = Parameter(
-    "Idempotency-Key",
-    Annotated[str, About(longest=MAX_KEY)],
-    "what is asked again with the same key, by the same user, is done once, and nothing else",
-)
-
 
 def publish_many(call: Call) -> None:
     """Publish messages; answered once they are as durable as their modes say."""
     exchange = _exchange(call)
     given = body_of(call, Publications).messages
-    made = [(each, payload_of(each), _properties(call, each)) for each in given]
-    keys = [each.key.encode() for each in given]
-    for key in dict.fromkeys(keys):
+    for key in dict.fromkeys(each.key.encode() for each in given):
         call.access.require_publish(exchange, key)
-    publish_once(
-        call,
-        call.names["exchange"],
-        lambda: [
-            _one(call, exchange, each, key, payload, properties)
-            for key, (each, payload, properties) in zip(keys, made, strict=True)
-        ],
-        sum(len(payload) for _, payload, _ in made),
-        len(made),
-    )
+    _publish(call, [_message(call, exchange, each, payload_of(each)) for each in given])
 
 
 _ROUTING_KEY: Final = Parameter("key", Annotated[str, About(longest=255)], "routing key")
@@ -232,16 +192,8 @@ def publish_raw(call: Call) -> None:
         mode=asked(call, _MODE, "at-least-once"),
         content_type=asked(call, _TYPE, None),
     )
-    key = given.key.encode()
-    call.access.require_publish(exchange, key)
-    properties = _properties(call, given)
-    publish_once(
-        call,
-        call.names["exchange"],
-        lambda: [_one(call, exchange, given, key, payload, properties)],
-        len(payload),
-        1,
-    )
+    call.access.require_publish(exchange, given.key.encode())
+    _publish(call, [_message(call, exchange, given, payload)])
 
 
 def _exchange(call: Call) -> Exchange:
@@ -311,73 +263,30 @@ def pass_on_trace(call: Call, found: Properties) -> None:
             found.headers.append((TRACESTATE, call.request.tracestate))
 
 
-def _one(
-    call: Call,
-    exchange: Exchange,
-    each: Publication,
-    key: bytes,
-    payload: bytes,
-    properties: Properties,
-) -> Outcome:
-    result = publish(
+def _message(call: Call, exchange: Exchange, each: Publication, payload: bytes) -> Message:
+    return message_of(
         call.broker,
         call.vhost,
         exchange.name,
-        key,
-        properties,
+        each.key.encode(),
+        _properties(call, each),
         payload,
         AT_MOST_ONCE if each.mode == "at-most-once" else AT_LEAST_ONCE,
         each.priority,
     )
-    return outcome_of(call, result)
 
 
-def outcome_of(call: Call, result: int) -> Outcome:
-    """What became of a message that was published, as what ``publish`` says; it is counted."""
-    count_published(call, result)
-    return (
-        "unroutable" if result == UNROUTABLE else "rejected" if result == REJECTED else "accepted"
-    )
+def _publish(call: Call, messages: list[Message]) -> None:
+    """Publish messages that may be published now. That may take a while: what is changed meanwhile
+    holds for the rest."""
 
+    def publish_one(index: int) -> tuple[Outcome, int]:
+        message = messages[index]
+        call.access.require_publish(_exchange(call), message.address.key)
+        route = route_of(call.vhost, message)
+        return outcome_of(call, call.vhost.publish(message, route)), len(route.destinations)
 
-def publish_once(
-    call: Call, place: str, work: Callable[[], list[Outcome]], size: int, count: int
-) -> None:
-    """Do the work of a request that publishes to a place, unless it was done before."""
-    if must_wait(call, count, size):
-        return
-    identity = call.request.idempotency_key.encode()
-    if not identity:
-        _answer(call, Published(work(), False))
-        return
-    if len(identity) > MAX_KEY:
-        raise BadRequest(f"'Idempotency-Key' has at most {MAX_KEY} bytes")
-    if call.identity.is_anonymous:
-        raise BadRequest("'Idempotency-Key' is for users")
-    identity = short_id(f"{place}\0".encode() + identity)
-    known = _KNOWN + call.request.fingerprint
-    window = call.vhost.deduplication.window(REQUEST, call.identity.name)
-    if window.answer(identity) != REJECTED:
-        # The first one is durable before this is answered.
-        noted = window.note_of(identity)
-        if noted.startswith(_KNOWN):
-            if not noted.startswith(known):
-                text = "another request came with this 'Idempotency-Key'"
-                raise ApiRefused(refusal(422, "key_reused", text))
-            noted = noted[len(known) :]
-        _answer(call, Published([_NOTED[place] for place in noted], True))
-        return
-    outcomes = work()
-    if "rejected" not in outcomes:
-        noted = bytes([_NOTED.index(each) for each in outcomes])
-        window.add(identity, _KEYS, True, known + noted)
-    _answer(call, Published(outcomes, False))
-
-
-def _answer(call: Call, found: Published) -> None:
-    if found.outcomes and all(outcome == "rejected" for outcome in found.outcomes):
-        raise PreconditionFailed("all queues that it led to have no room")
-    call.answer_durably(answer(found, 202))
+    publish_once(call, call.names["exchange"], [each.size for each in messages], publish_one)
 
 
 # Queues

@@ -7,16 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 from trivium.management.endpoints import CLIENTS, ENTERED, LARGE, BadRequest
 from trivium.management.publishing import publish
-from trivium.management.rest.gateway import (
-    KEY,
-    Outcome,
-    Published,
-    outcome_of,
-    pass_on_trace,
-    payload_of,
-    publish_once,
-)
+from trivium.management.rest.gateway import pass_on_trace, payload_of
 from trivium.management.rest.operations import body_of, operation
+from trivium.management.rest.publications import KEY, Outcome, Published, outcome_of, publish_once
 from trivium.management.rest.schema import About
 from trivium.messages.delivery import DELAY_HEADER
 from trivium.messages.message import Properties
@@ -82,7 +75,7 @@ def publish_one(call: Call) -> None:
     properties = _properties(given)
     pass_on_trace(call, properties)
 
-    def work() -> list[Outcome]:
+    def publish_one(_: int) -> tuple[Outcome, int]:
         kept = call.vhost.retained.sequence
         result = publish(
             call.broker,
@@ -99,9 +92,9 @@ def publish_one(call: Call) -> None:
         if given.retain and payload and properties.header(DELAY_HEADER) is None:
             is_retained = call.vhost.retained.sequence != kept
             outcome = outcome if is_retained or outcome == "rejected" else "unretained"
-        return [outcome]
+        return outcome, 1
 
-    publish_once(call, _PLACE, work, len(payload), 1)
+    publish_once(call, _PLACE, [len(payload)], publish_one)
 
 
 def _properties(given: TopicPublication) -> Properties:
