@@ -15,8 +15,8 @@ from trivium.common.addresses import subscriber_address
 
 #: Places of one broker.
 MAX_PLACES: Final = 16
-#: Events before which the client had not taken all of those before, one after the other, from
-#: which on it is behind.
+#: So many events in a row, before each of which a client had yet to take some of what it was sent
+#: earlier, and it is behind.
 BEHIND_EVENTS: Final = 3
 
 
