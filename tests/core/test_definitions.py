@@ -242,7 +242,7 @@ def test_an_export_to_a_pipe_or_through_a_link_leaves_them_there(
     reading = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
     try:
         assert commands.done("definitions", "export", str(pipe)) == ""
-        assert json.loads(os.read(reading, 1 << 20))["exchanges"]
+        assert json.loads(os.read(reading, 1 << 20))["vhosts"]
     finally:
         os.close(reading)
     assert pipe.is_fifo()
