@@ -248,7 +248,7 @@ def test_an_export_to_a_pipe_or_through_a_link_leaves_them_there(
     assert pipe.is_fifo()
     assert commands.done("definitions", "export", str(link)) == ""
     assert link.is_symlink()
-    assert json.loads(file.read_text())["exchanges"]
+    assert json.loads(file.read_text())["vhosts"]
 
 
 async def test_the_http_api_exports_imports_and_tells_what_was_passed_over(tmp_path: Path) -> None:
