@@ -16,9 +16,11 @@ from tests.simulation.actors import BINDABLE, KEYS, PATTERNS, Actor
 from tests.simulation.group_model import FENCED, NOT_FOUND, STRATEGIES, Refused
 from tests.simulation.memberships import Memberships
 from tests.simulation.reference import KINDS, POLICIES, TOPICS
+from tests.simulation.staging import Staging
 from tests.simulation.stream_model import (
     KEYED,
     KEYED_SIZES,
+    PARTITIONS,
     RECORD_KEYS,
     STREAM_ARGUMENTS,
     STREAM_POLICIES,
@@ -85,6 +87,7 @@ class NativeActor(Actor):
         self.next_subscription = 0
         self.memberships = Memberships(self)
         self.transactions = Transactions(self)
+        self.staging = Staging(self)
         self.forget()
         self.actions = [
             (self.publish, 20),
@@ -105,6 +108,7 @@ class NativeActor(Actor):
             (self.set_policy, 3),
             *self.memberships.actions,
             *self.transactions.actions,
+            *self.staging.actions,
         ]
 
     def forget(self) -> None:
@@ -324,7 +328,7 @@ class NativeActor(Actor):
 
     def some_stream(self) -> str | None:
         """One that there is."""
-        found: str | None = self.some(tuple(STREAMS), self.exists)
+        found: str | None = self.some(tuple(PARTITIONS), self.exists)
         return found
 
     def fetch(self) -> None:
@@ -398,9 +402,9 @@ class NativeActor(Actor):
     def declare(self, name: str = "") -> None:
         name = name or self.random.choice([*KINDS, *STREAMS])
         self.note(f"declares {name}")
-        if name in STREAMS:
-            self.reference.declare_stream(name, STREAMS[name], self.now)
-            fields: dict[str, Any] = {"kind": "stream", "partitions": STREAMS[name]}
+        if name in PARTITIONS:
+            self.reference.declare_stream(name, PARTITIONS[name], self.now)
+            fields: dict[str, Any] = {"kind": "stream", "partitions": PARTITIONS[name]}
             fields["arguments"] = STREAM_ARGUMENTS.get(name, {})
         else:
             self.reference.declare_queue(name)
@@ -448,7 +452,7 @@ class NativeActor(Actor):
             self.ask("policy", self.write_batch, frames.SET_POLICY, fields)
 
     def delete(self, stream: str | None = None) -> None:
-        stream = stream or self.some_stream()
+        stream = stream or self.some(tuple(STREAMS), self.exists)
         if stream is None:
             return
         self.note(f"deletes {stream}")

@@ -66,6 +66,15 @@ class Entry:
         return earliest(self.expires, self.perhaps)
 
 
+@dataclass(frozen=True, slots=True)
+class StagedPart:
+    """What is staged under the number of a transaction."""
+
+    sequence: int
+    #: the messages of each request, with their keys
+    requests: tuple[tuple[tuple[int, bytes | None], ...], ...] = ()
+
+
 def earliest(*times: int) -> int:
     """Of times of which 0 is never."""
     return min([time for time in times if time > 0], default=0)
@@ -220,6 +229,8 @@ class Reference:
         self.producers: dict[str, tuple[int, int]] = {}
         #: the same of those that number transactions
         self.transactional: dict[str, tuple[int, int]] = {}
+        #: what these have staged and not decided on, by name
+        self.parts: dict[str, dict[str, StagedPart]] = {}
         #: messages on their way to LATE, and when they are due
         self.delayed: dict[int, int] = {}
         #: messages that ONCE has had with their id
@@ -248,6 +259,7 @@ class Reference:
         copy.retained = dict(self.retained)
         copy.producers = dict(self.producers)
         copy.transactional = dict(self.transactional)
+        copy.parts = {name: dict(parts) for name, parts in self.parts.items()}
         copy.delayed = dict(self.delayed)
         copy.known = set(self.known)
         return copy

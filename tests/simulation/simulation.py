@@ -27,11 +27,13 @@ from tests.simulation.inspection import (
 from tests.simulation.mqtt_actor import MqttActor, SharingActor
 from tests.simulation.native_actor import NativeActor
 from tests.simulation.reference import DEAD, KINDS, POLICIES, Reference, backlog_of
-from tests.simulation.stream_model import STREAMS
+from tests.simulation.stream_model import STAGED_STREAMS, STREAMS
 from tests.simulation.world import START_MS, Crash, Faults, World
 from tests.support.simulated import SimulatedDisk
 from trivium.storage.errors import StorageDamaged, StorageError
 from trivium.storage.files.encryption import Keys
+from trivium_native.server import parts
+from trivium_native.server.adapter import NativeAdapter
 
 #: Ways to end a life, and how often each is taken.
 ENDINGS = {
@@ -54,6 +56,10 @@ LONGEST_LIVES = (40, 120, 500)
 IDLE_MS = (6000, 10, 10, 10) * 6
 #: what the longer payloads have
 PLAIN_TEXT = b"." * 100
+#: What a turn publishes of parts that were decided on: of most transactions some is left to others.
+STEP_BYTES = 2000
+#: Where a start is looked at, it has published all before any time has passed.
+WHOLE = patch.object(parts, "STEP_BYTES", parts.STEP_BYTES)
 TRACE = 400
 
 
@@ -152,7 +158,10 @@ class Simulation:
         """Live and crash until so many operations were done. Raises Failure."""
         try:
             # Incarnations of streams are random.
-            with patch.object(secrets, "token_hex", self._token):
+            with (
+                patch.object(secrets, "token_hex", self._token),
+                patch.object(parts, "STEP_BYTES", STEP_BYTES),
+            ):
                 self._run(operations)
         except Exception as error:
             if isinstance(error, Failure):
@@ -243,6 +252,8 @@ class Simulation:
         for name in STREAMS:
             native.declare(name)
             native.bind(name, "#")
+        for name in STAGED_STREAMS:
+            native.declare(name)
 
     def _live(self, ending: str, operations: int) -> None:
         random_ = self.random
@@ -371,6 +382,7 @@ class Simulation:
 
     # Checks
 
+    @WHOLE
     def _inspect(self, disk: SimulatedDisk) -> tuple[int, Contents, Reference, Reference]:
         """What a start on ``disk`` finds: write batch, contents; what should be there, and before.
 
@@ -478,6 +490,7 @@ class Simulation:
         if faults:
             self.fail(f"damaged, after batch {found}: " + "; ".join(faults))
 
+    @WHOLE
     def _check_repaired(self, disk: SimulatedDisk, expected: Reference) -> None:
         """What a repair leaves can be started, and lacks nothing that is not told to be lost."""
         told = repaired(self.disk, disk, self.keys, self.random)
@@ -532,12 +545,27 @@ class Simulation:
                 self.advance(pause)
                 self.turn()
                 self.world.sync()
+        self._publish_parts()
         contents = inspect(self.world, self.reference, self._clients(self.reference))
         faults = differences(self.reference, contents, self.delivered)
         if is_idle:
             faults += undone(self.reference, contents)
         if faults:
             self.fail("running: " + "; ".join(faults))
+
+    def _publish_parts(self) -> None:
+        """Let the broker publish all that was decided on."""
+        broker = self.world.broker
+        adapter = broker.adapters["native"]
+        assert isinstance(adapter, NativeAdapter)
+        staged = adapter.parts_of(broker.vhost("/"))
+        while any(staged.progress(name.encode()) for name in self.reference.transactional):
+            self.advance(1)
+            self.turn()
+            self.world.sync()
+        expected = sum(len(each) for each in self.reference.parts.values())
+        if len(staged) != expected:
+            self.fail(f"{len(staged)} parts are staged, not {expected}")
 
     # What actors report
 

@@ -19,6 +19,9 @@ STREAM_ARGUMENTS: Final[dict[str, Definition]] = {
     "s4": {"x-cleanup-policy": "compact", "x-tombstone-retention": 2000},
     "s5": {"x-max-age": 4000},
 }
+#: What native clients stage goes to these.
+STAGED_STREAMS: Final = {"t0": 1, "t1": 3}
+PARTITIONS: Final = {**STREAMS, **STAGED_STREAMS}
 #: What a policy may say of them; one at a time.
 STREAM_POLICIES: Final[dict[str, tuple[Definition, ...]]] = {
     "s0": ({"max-length": 5}, {"max-length": 12}, {"max-age": 1500}),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import msgpack
@@ -40,6 +40,8 @@ class Transaction:
     commits: list[tuple[dict[str, Any], int]]
     #: -1 without a producer
     sequence: int
+    #: names of parts, and how many requests these have
+    parts: list[tuple[str, int]] = field(default_factory=list)
     #: of its commit, if that was in this life of the broker
     write_batch: int = -1
 
@@ -52,6 +54,7 @@ class Transactions:
         self.forget()
         self.actions: list[tuple[Callable[[], None], int]] = [
             (self.commit, 10),
+            (self.commit_parts, 10),
             (self.commit_again, 4),
             (self.commit_fenced, 1),
             (self.open, 1),
@@ -102,6 +105,17 @@ class Transactions:
         if sequence >= 0:
             self.latest = transaction
         self._send(transaction)
+
+    def commit_parts(self) -> None:
+        """What was staged under a number, without some parts of it."""
+        found = self.actor.staging.some_parts()
+        if found is None:
+            return
+        if self.producer is None:
+            self.open()
+        drafts = [self.actor.draft() for _ in range(self.random.choice((0, 0, 1)))]
+        self.latest = Transaction(drafts, [], self._some_commits(), *found)
+        self._send(self.latest)
 
     def commit_again(self) -> None:
         if self.latest is not None:
@@ -154,6 +168,7 @@ class Transactions:
             fields["producer"] = self.actor.name
             fields["epoch"] = epoch
             fields["sequence"] = transaction.sequence
+            fields["parts"] = transaction.parts
         entries = [draft.encoded() for draft in transaction.drafts]
         packed: bytes = msgpack.packb(fields)
         data = struct.pack("<II", len(packed), len(entries)) + packed + b"".join(entries)
@@ -162,7 +177,8 @@ class Transactions:
         refusal = self._refusal(transaction, epoch)
         if not refusal and not self._is_known(transaction):
             self._apply(transaction, epoch)
-        self.actor.ask("transaction", transaction.write_batch, frames.TX, data, refusal=refusal)
+        left = self.actor.staging.left
+        self.actor.ask("transaction", transaction.write_batch, frames.TX, data, left, refusal)
 
     def _is_known(self, transaction: Transaction) -> bool:
         if transaction.sequence < 0:
@@ -181,6 +197,9 @@ class Transactions:
             refusal = actor.memberships.stream_refusal(fields, incarnation)
             if refusal:
                 return refusal
+        refusal = actor.staging.refusal(transaction.sequence, transaction.parts)
+        if refusal:
+            return refusal
         for settlement in transaction.settlements:
             tags = settlement.tags
             if not any(
@@ -218,4 +237,5 @@ class Transactions:
         if transaction.sequence >= 0:
             self.known[actor.name] = (epoch, transaction.sequence + 1)
             self.producer = self.known[actor.name]
+            actor.staging.decide(transaction.sequence, transaction.parts)
         transaction.write_batch = actor.write_batch if is_durable else -1
