@@ -444,8 +444,10 @@ class Simulation:
                     continue
                 if number in state.shared or name not in contents.queues:
                     continue
-                if name in POLICIES and entries[number].is_unsure:
-                    # Perhaps that start dropped it, and the next one will not: policies change.
+                is_limited = kind is not None and kind.max_length >= 0 and not kind.rejects
+                if (name in POLICIES or is_limited) and entries[number].is_unsure:
+                    # Perhaps that start dropped it, and the next one will not: policies change, and
+                    # what is too much is dropped in turns, of which a consumer may be ahead.
                     continue
                 if state.may_be_gone(name, number, self.now):
                     del entries[number]
