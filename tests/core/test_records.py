@@ -15,7 +15,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trivium.messages.large import LARGE_PAYLOAD, Content, LargePayload
-from trivium.messages.message import PROTOCOL_AMQP, PROTOCOL_MQTT, Address, Message, Properties
+from trivium.messages.message import (
+    PROTOCOL_AMQP,
+    PROTOCOL_MQTT,
+    Address,
+    Message,
+    Properties,
+    PropertyCodec,
+    register_codec,
+)
 from trivium.streams.record_layout import CODEC_LZ4, CODEC_NONE, CODEC_ZSTD
 from trivium.streams.records import (
     CONSTANT,
@@ -25,6 +33,7 @@ from trivium.streams.records import (
     FLAGS,
     HEADERS,
     KEY,
+    KEYED,
     NULLABLE,
     OFFSET_DELTA,
     PAYLOAD,
@@ -136,6 +145,47 @@ def test_keys_are_as_they_were(keys: list[bytes | None]) -> None:
     described = [Described(key, None, [], []) for key in keys]
     view = RecordBatch(encode_batch([make() for _ in keys], described))
     assert [view.binary(KEY, row) for row in range(view.count)] == keys
+
+
+class LastBytes(PropertyCodec):
+    """A protocol whose headers are so many bytes, and a key."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def decode(self, header: bytes) -> Properties:
+        return Properties(key=header[self.size :])
+
+    def key_at(self, header: bytes) -> int:
+        return self.size
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        [(90, b"1a"), (90, b"1bb"), (90, b"1")],
+        [(90, b"1a")] * 3,
+        [(90, b"1a"), (91, b"12bb"), (90, b"1a")],
+        [(90, b"1a"), None, (91, b"12a")],
+    ],
+)
+def test_keys_that_lie_in_headers_make_the_same_batch(
+    headers: list[tuple[int, bytes] | None],
+) -> None:
+    register_codec(90, LastBytes(1))
+    register_codec(91, LastBytes(2))
+    messages = [make() if each is None else make(b"x", b"a", each[1]) for each in headers]
+    for message, each in zip(messages, headers, strict=True):
+        message.protocol = PROTOCOL_MQTT if each is None else each[0]
+    taken_out = [
+        Described(b"", b"t", [], []) if each is None else describe(message.properties())
+        for message, each in zip(messages, headers, strict=True)
+    ]
+    left_in = [
+        described if each is None else KEYED
+        for described, each in zip(taken_out, headers, strict=True)
+    ]
+    assert encode_batch(messages, left_in) == encode_batch(messages, taken_out)
 
 
 @pytest.mark.parametrize(

@@ -135,12 +135,13 @@ class PropertyCodec:
         """Decode ``Message.header`` as this protocol's adapter stored it."""
         raise NotImplementedError
 
-    def only_key(self, header: bytes) -> bytes | None:
-        """The partitioning key of a header that holds nothing else; None for all others.
+    def key_at(self, header: bytes) -> i64:
+        """Where in a header that holds nothing else the partitioning key begins, which is the rest
+        of it; 0 for all others.
 
         A quicker ``decode`` of headers that differ from message to message. It need not know all.
         """
-        return None
+        return 0
 
     def with_header(self, header: bytes, name: str, value: str) -> bytes:
         """``header`` with this value for the header ``name``; b"" where it cannot have any."""

@@ -14,7 +14,7 @@ from mypy_extensions import i64
 
 from trivium.common.pieces import Piece
 from trivium.messages.large import content_parts
-from trivium.messages.message import HeaderValue, Message, Properties
+from trivium.messages.message import HeaderValue, Message, Properties, codec_of
 from trivium.streams.compression import MAX_BODY, compress
 from trivium.streams.record_layout import (
     CHECKSUM,
@@ -80,6 +80,10 @@ UNSTAMPED: Final = -1
 #: what a message without properties shows
 PLAIN_MESSAGE: Final = Described(None, None, [], [])
 
+#: what one shows that has a key alone: it lies in the message's header (``PropertyCodec.key_at``),
+#: and is not taken out of it before the batch is written
+KEYED: Final = Described(None, None, [], [])
+
 #: header by which a protocol without keys of its own sets the partitioning key
 KEY_HEADER: Final = "x-key"
 
@@ -103,6 +107,28 @@ def describe(properties: Properties) -> Described:
         values,
         -1 if properties.partition is None else properties.partition,
     )
+
+
+def _keys_of(messages: list[Message]) -> list[bytes]:
+    """The keys of messages that have a key alone."""
+    protocol = messages[0].protocol
+    codec = codec_of(protocol)
+    keys: list[bytes] = []
+    for message in messages:
+        if message.protocol != protocol:
+            protocol = message.protocol
+            codec = codec_of(protocol)
+        header = message.header
+        keys.append(header[codec.key_at(header) :])
+    return keys
+
+
+def _with_keys(described: list[Described], messages: list[Message]) -> list[Described]:
+    """The same, each with its key."""
+    return [
+        Described(_keys_of([message])[0], None, [], []) if row is KEYED else row
+        for row, message in zip(described, messages, strict=True)
+    ]
 
 
 def header_bytes(value: HeaderValue) -> bytes:
@@ -413,12 +439,19 @@ def _write_columns(
         columns.begin(TIMESTAMP, PLAIN)
         for message in messages:
             columns.write_long(message.timestamp)
-    shown = None if described is None else _Shown(described)
-    if described is not None and shown is not None:
-        if len(shown.keys) == len(described):
-            columns.add_present(KEY, shown.keys)
-        elif shown.keys:
-            columns.add_nullable(KEY, [row.key for row in described])
+    shown: _Shown | None = None
+    if described is not None:
+        keyed = described.count(KEYED)
+        if keyed == len(described):
+            columns.add_present(KEY, _keys_of(messages))
+        else:
+            if keyed:
+                described = _with_keys(described, messages)
+            shown = _Shown(described)
+            if len(shown.keys) == len(described):
+                columns.add_present(KEY, shown.keys)
+            elif shown.keys:
+                columns.add_nullable(KEY, [row.key for row in described])
     if common.has_exchange:
         columns.add_constant(EXCHANGE, first.address.exchange.encode())
     else:
@@ -433,19 +466,25 @@ def _write_columns(
         columns.write_payloads(messages)
     else:
         columns.write_binary(payloads)
-    if described is not None and shown is not None:
-        if len(shown.types) == len(described):
-            columns.add_present(CONTENT_TYPE, shown.types)
-        elif shown.types:
-            columns.add_nullable(CONTENT_TYPE, [row.content_type for row in described])
-        if shown.has_headers:
-            if shown.has_one:
-                columns.add_headers(CONSTANT, described[:1])
-            else:
-                columns.add_headers(PLAIN, described)
+    if described is not None:
+        if shown is not None:
+            _write_shown(columns, described, shown)
         columns.add_binary(SOURCE_HEADER, [message.header for message in messages])
     _write_numbers(columns, messages, common)
     return common
+
+
+def _write_shown(columns: _Columns, described: list[Described], shown: _Shown) -> None:
+    """Write the columns of properties that come after the payload."""
+    if len(shown.types) == len(described):
+        columns.add_present(CONTENT_TYPE, shown.types)
+    elif shown.types:
+        columns.add_nullable(CONTENT_TYPE, [row.content_type for row in described])
+    if shown.has_headers:
+        if shown.has_one:
+            columns.add_headers(CONSTANT, described[:1])
+        else:
+            columns.add_headers(PLAIN, described)
 
 
 def _write_numbers(columns: _Columns, messages: list[Message], common: _Common) -> None:
@@ -486,11 +525,11 @@ def encode_batch(
 ) -> bytes:
     """One record batch of at least one message.
 
-    ``described`` holds what ``describe`` made of each message's properties; None says that no
-    message has any. The body is compressed by ``codec`` where that is worth it. ``deltas`` are the
-    rising offsets of the messages relative to the batch's, and ``span`` how many offsets it spans,
-    where other messages between them are gone. All payloads, keys, and headers together must stay
-    below 2 GiB.
+    ``described`` holds what ``describe`` made of each message's properties, or ``KEYED``; None says
+    that no message has any. The body is compressed by ``codec`` where that is worth it. ``deltas``
+    are the rising offsets of the messages relative to the batch's, and ``span`` how many offsets it
+    spans, where other messages between them are gone. All payloads, keys, and headers together must
+    stay below 2 GiB.
     """
     columns = _Columns()
     common = _write_columns(columns, messages, described)

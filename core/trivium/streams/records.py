@@ -21,6 +21,7 @@ from trivium.messages.message import UNKNOWN, Address, Message
 from trivium.streams.compression import CompressionError, decompress
 from trivium.streams.record_encoder import (
     KEY_HEADER,
+    KEYED,
     PLAIN_MESSAGE,
     Described,
     describe,
@@ -75,6 +76,7 @@ __all__ = [
     "HEADERS",
     "HEADER_SIZE",
     "KEY",
+    "KEYED",
     "KEY_HEADER",
     "MAGIC",
     "MODE_MASK",

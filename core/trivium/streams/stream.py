@@ -35,6 +35,7 @@ from trivium.streams.compaction import Compaction
 from trivium.streams.joining import SMALL_RECORDS, BatchJoiner
 from trivium.streams.record_layout import CODEC_NONE
 from trivium.streams.records import (
+    KEYED,
     PLAIN_MESSAGE,
     Described,
     RecordBatch,
@@ -71,9 +72,6 @@ MEMO_SIZE: Final = 256
 MEMO_HEADER_BYTES: Final = 1024
 #: the partition of what says nothing of its own: another one in each turn
 ANY: Final = -1
-
-#: the headers of what has none
-_NO_HEADERS: Final[list[bytes]] = []
 
 
 def take_partitions(arguments: dict[str, HeaderValue], what: str) -> int:
@@ -514,11 +512,14 @@ class Stream(Destination):
         return answer
 
     def _choose(self, message: Message, described: Described) -> int:
-        """The partition of a message, or ANY."""
+        """The partition of a message that was just ``described``, or ANY."""
         if described.partition >= 0:
             return described.partition % len(self.partitions)
         key = described.key
-        if key is None:
+        if described is KEYED:
+            header = message.header
+            key = header[self._codec.key_at(header) :]
+        elif key is None:
             address = message.address
             key = address.key
             if not address.exchange or not key:
@@ -527,16 +528,17 @@ class Stream(Destination):
 
     def _describe(self, message: Message) -> Described:
         header = message.header
-        if len(header) > MEMO_HEADER_BYTES or message.annotations is not None:
+        if message.annotations is not None:
             return describe(message.properties())
         protocol = message.protocol
         if protocol != self._protocol:
             self._codec = codec_of(protocol)
             self._protocol = protocol
-        key = self._codec.only_key(header)
-        if key is not None:
+        if self._codec.key_at(header):
             # Keys may differ from message to message: they are not worth remembering.
-            return Described(key, None, _NO_HEADERS, _NO_HEADERS)
+            return KEYED
+        if len(header) > MEMO_HEADER_BYTES:
+            return describe(message.properties())
         place = (protocol, header)
         found = self._memo.get(place)
         if found is None:

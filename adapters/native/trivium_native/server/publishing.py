@@ -61,7 +61,7 @@ from trivium_native.wire.messages import (
     UNPACKED,
     UNPACKED_SIZE,
 )
-from trivium_native.wire.properties import decode_properties, key_at
+from trivium_native.wire.properties import before_key, decode_properties
 
 #: What ``Publisher.publish`` answers of a request that goes on in the next turn.
 UNFINISHED: Final = -1
@@ -373,20 +373,20 @@ class Publisher:
         ):
             route = self._find_route(data[data_at:header_at], head >> 16 & 0xFFFF)
         now = self._broker.now_ms
-        mode = self._mode
-        persistent = self._is_persistent
+        mode, persistent = self._mode, self._is_persistent
         expires = deliver_at = 0
         insists, header = False, b""
         if payload_at > header_at:
-            header = self._read_properties(data, header_at, payload_at)
-            if self._expiration >= 0:
-                expires = now + self._expiration
-            if self._delivery >= 0:
-                mode = self._delivery
-                persistent = mode != AT_MOST_ONCE
-                insists = True
-            if self._delay:
-                deliver_at = now + self._delay
+            if before_key(data, header_at, payload_at - header_at):
+                header = data[header_at:payload_at]
+            else:
+                header = self._read_properties(data, header_at, payload_at)
+                expires = now + self._expiration if self._expiration >= 0 else 0
+                if self._delivery >= 0:
+                    mode = self._delivery
+                    persistent = mode != AT_MOST_ONCE
+                    insists = True
+                deliver_at = now + self._delay if self._delay else 0
         if self._is_retained and route.address.exchange != RETAINING_EXCHANGE:
             raise InvalidArgument(f"only {RETAINING_EXCHANGE} keeps retained messages")
         self._end = at
@@ -459,19 +459,15 @@ class Publisher:
     def _read_properties(self, data: bytes, at: i64, end: i64) -> bytes:
         """The properties ``data[at:end]``, once they are known to be right; sets what they say.
 
+        They hold more than a key, which says nothing of the delivery and may differ from message to
+        message: it would be neither worth comparing with the last one nor remembering.
+
         Raises InvalidArgument.
         """
         header = self._raw_properties
         if len(header) == end - at and lies_at(data, at, header):
             return header
         header = data[at:end]
-        if key_at(header):
-            # A key says nothing of the delivery. Each message may have another, so the next one is
-            # not compared with this one.
-            self._expiration = self._delivery = -1
-            self._delay = 0
-            self._raw_properties = b""
-            return header
         properties = decode_properties(header)
         expiration = properties.expiration
         delivery = _delivery_of(properties)

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 from typing import Any, Final, cast
 
+from librt.strings import read_i32_le
+from mypy_extensions import i64
+
 from trivium.messages.delivery import MAX_DELAY
 from trivium.messages.message import HeaderValue, Properties, PropertyCodec
 from trivium_native.wire.errors import InvalidArgument, Malformed
@@ -116,6 +119,12 @@ def encode_properties(properties: Properties, partition: int | None = None) -> b
     return pack(fields) if fields else b""
 
 
+#: The first three bytes of properties with a key alone (a map of one field, its number, what its
+#: value is), as a little-endian number: with a size of 8 bits behind them, and of 16.
+_KEY_ALONE: Final = 0xC40D81
+_LONG_KEY_ALONE: Final = 0xC50D81
+
+
 def encode_key(key: bytes) -> bytes:
     """Properties that hold a key alone, as ``pack`` makes them."""
     if len(key) > 0xFF:
@@ -123,16 +132,17 @@ def encode_key(key: bytes) -> bytes:
     return b"".join((b"\x81\x0d\xc4", len(key).to_bytes(1, "little"), key))
 
 
-def key_at(header: bytes) -> int:
-    """Where the key begins in properties that hold nothing else, in the shortest form; else 0."""
-    size = len(header)
-    if size < 4 or header[0] != 0x81 or header[1] != KEY:
+def before_key(data: bytes, at: i64, size: i64) -> i64:
+    """How much stands before the key in properties ``data[at:at + size]`` that hold nothing else,
+    in one of its short forms; else 0."""
+    if size < 4:
         return 0
-    kind = header[2]
-    if kind == 0xC4 and header[3] == size - 4:
-        return 4
-    if kind == 0xC5 and size > 4 and (header[3] << 8 | header[4]) == size - 5:
-        return 5
+    head: i64 = i64(read_i32_le(data, at)) & 0xFFFF_FFFF
+    kind: i64 = head & 0xFFFFFF
+    if kind == _KEY_ALONE:
+        return 4 if head >> 24 == size - 4 else 0
+    if kind == _LONG_KEY_ALONE and size > 4:
+        return 5 if (head >> 24 << 8 | data[at + 4]) == size - 5 else 0
     return 0
 
 
@@ -214,9 +224,8 @@ class NativeCodec(PropertyCodec):
     def decode(self, header: bytes) -> Properties:
         return decode_properties(header)
 
-    def only_key(self, header: bytes) -> bytes | None:
-        at = key_at(header)
-        return header[at:] if at else None
+    def key_at(self, header: bytes) -> i64:
+        return before_key(header, 0, len(header))
 
     def with_header(self, header: bytes, name: str, value: str) -> bytes:
         found = decode_properties(header)
