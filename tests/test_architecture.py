@@ -65,6 +65,7 @@ LOOP_MODULES = {
     "trivium.runtime.websocket",
     "trivium.observability.feeds",
     "trivium.observability.http",
+    "trivium.observability.line",
     "trivium.common.loop_thread",
     "trivium.embedded",
     "trivium.logging",

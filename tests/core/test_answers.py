@@ -138,6 +138,31 @@ async def test_requests_have_their_turns_however_long_others_make_each() -> None
     assert len(set(asked)) == 8, "one in a turn"
 
 
+async def test_of_answers_that_are_made_at_once_one_goes_on_in_a_turn() -> None:
+    running = asyncio.get_running_loop()
+    turns: list[int] = [0]
+    made: list[int] = []
+
+    def turn() -> None:
+        turns[0] += 1
+        if turns[0] >= 0:
+            running.call_soon(turn)
+
+    def parts() -> Iterator[bytes]:
+        for _ in range(20):
+            made.append(turns[0])
+            yield b"1"
+
+    async with serve(lambda _: in_parts(parts())) as (_, url):
+        turn()
+        answers = await asyncio.gather(*(ask(url + "x") for _ in range(6)))
+        turns[0] = -2
+    assert [body for _, _, body in answers] == [b"1" * 20] * 6
+    # One that comes while nobody stands in line need not wait.
+    assert max(made.count(number) for number in made) <= 2
+    assert len(set(made)) >= len(made) - 12
+
+
 async def test_a_short_answer_has_its_length_and_is_no_page() -> None:
     async with serve(lambda _: in_parts(iter([b"", b"[1", b"", b",2]"]))) as (_, url):
         status, headers, body = await ask(url + "x")

@@ -141,6 +141,7 @@ class Listing(Generic[Item]):
         return ApiAnswer(200, parts=self._parts())
 
     def _parts(self) -> Iterator[bytes]:
+        self._slices.begin()
         page = self._page
         is_plain = not self._sort and not self._is_reversed
         if self._in_order is not None and page is not None and is_plain and page.matches is None:

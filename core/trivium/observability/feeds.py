@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Final, cast
 
 from aiohttp import WSMsgType, hdrs, web
@@ -36,6 +36,8 @@ MAX_SAID_BYTES: Final = 64 * 1024
 
 #: Does some work on the feed, as a turn of the broker.
 Turn = Callable[[Callable[[], None]], None]
+#: Waits until there is time for some more of it.
+GoOn = Callable[[], Awaitable[None]]
 
 
 def wants_websocket(request: web.Request) -> bool:
@@ -59,6 +61,7 @@ async def send_feed(
     request: web.Request,
     feed: Feed,
     turn: Turn,
+    go_on: GoOn,
     parse: Callable[[str], object],
     headers: Mapping[str, str],
 ) -> web.StreamResponse:
@@ -66,7 +69,7 @@ async def send_feed(
     JSON, and raises ValueError."""
     wake = asyncio.Event()
     feed.wake = wake.set
-    pump = _Pump(feed, turn, wake)
+    pump = _Pump(feed, turn, go_on, wake)
     try:
         if wants_websocket(request):
             return await _by_websocket(request, feed, turn, pump, parse)
@@ -78,14 +81,16 @@ async def send_feed(
 class _Pump:
     """Takes what a feed has, and looks now and again whether it may go on."""
 
-    def __init__(self, feed: Feed, turn: Turn, wake: asyncio.Event) -> None:
+    def __init__(self, feed: Feed, turn: Turn, go_on: GoOn, wake: asyncio.Event) -> None:
         self._feed = feed
         self._turn = turn
+        self.go_on = go_on
         self._wake = wake
         self._checked_at = time.monotonic()
 
     async def next(self) -> list[FeedEvent] | None:
         """The next events, none after ``CHECK_SECONDS`` without any; None at the end."""
+        await self.go_on()
         now = time.monotonic()
         if now - self._checked_at >= CHECK_SECONDS:
             self._checked_at = now
@@ -117,8 +122,6 @@ async def _as_events(
             async with asyncio.timeout(SEND_SECONDS):
                 await response.write(text)
             has_sent(request, len(text))
-        # To write waits only where the client is behind.
-        await asyncio.sleep(0)
 
     with contextlib.suppress(ConnectionError):
         await response.prepare(request)
@@ -133,6 +136,9 @@ async def _as_events(
                     await send(_COMMENT)
                 for text in _texts(events):
                     await send(text)
+                    # To write waits only where the client is behind.
+                    await asyncio.sleep(0)
+                    await pump.go_on()
             if request.transport is not None:
                 await response.write_eof()
         except TimeoutError:
@@ -199,11 +205,11 @@ async def _send(request: web.Request, socket: web.WebSocketResponse, pump: _Pump
                     await socket.send_str(text.decode() + "}")
                 has_sent(request, len(text) + 1 + _frame_head(len(text) + 1))
             else:
-                await _send_long(request, text, event.more)
+                await _send_long(request, text, event.more, pump.go_on)
         await asyncio.sleep(0)
 
 
-async def _send_long(request: web.Request, text: bytes, more: Iterator[bytes]) -> None:
+async def _send_long(request: web.Request, text: bytes, more: Iterator[bytes], go_on: GoOn) -> None:
     """A message of a WebSocket in fragments (RFC 6455, 5.4): what it begins with, then more."""
     opcode = _TEXT
     for piece in more:
@@ -212,6 +218,7 @@ async def _send_long(request: web.Request, text: bytes, more: Iterator[bytes]) -
             opcode, text = _CONTINUATION, piece
         # To write waits only where the client is behind.
         await asyncio.sleep(0)
+        await go_on()
     await _send_fragment(request, _LAST | opcode, text + b"}")
 
 

@@ -24,6 +24,7 @@ import re
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from hashlib import blake2b
 from typing import TYPE_CHECKING, Any, Final, Protocol, cast
 from urllib.parse import unquote
@@ -62,6 +63,7 @@ from trivium.observability.feeds import (
     send_feed,
     wants_websocket,
 )
+from trivium.observability.line import InTurns, Line, TurnClock
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.observability.seats import Seats
 from trivium.security.attempts import Attempt, Login
@@ -122,7 +124,7 @@ _aiohttp_logger = logger.getChild("aiohttp")
 _aiohttp_logger.addFilter(_NotOurFault())
 
 
-class HttpDriver(Protocol):
+class HttpDriver(TurnClock, Protocol):
     """What calls the server: the driver of the broker, to whom an exception is an internal error.
 
     One in the answer to a request is the request's alone: aiohttp logs it and answers 500.
@@ -130,12 +132,6 @@ class HttpDriver(Protocol):
 
     def call_later(self, seconds: float, work: Callable[[], None]) -> asyncio.TimerHandle:
         """Call ``work`` after some time."""
-
-    def begin_turn(self) -> None:
-        """Something is done that takes a part of this turn's time."""
-
-    def is_turn_long(self) -> bool:
-        """Whether what has begun is to be left to a turn to come, where that can be."""
 
 
 class Addresses(Protocol):
@@ -200,8 +196,7 @@ class HttpServer:
         addresses: Addresses | None = None,
     ) -> None:
         self._driver = driver
-        # Those who wait for a turn.
-        self._line = asyncio.Lock()
+        self._line = Line(driver)
         self._authenticator = authenticator
         self._permissions = permissions
         self._unready = unready
@@ -285,6 +280,7 @@ class HttpServer:
         connection = _connection_of(request)
         connection.has_asked()
         connection.is_asking = True
+        connection.user = ""
         self._seats.asks(connection)
         try:
             if _is_encoded(request):
@@ -296,6 +292,7 @@ class HttpServer:
 
     def _is_in(self, request: web.Request, identity: Identity) -> None:
         """Who asks is known from now on, unless it came without credentials."""
+        _connection_of(request).user = identity.name
         if not identity.is_anonymous and identity is not NOBODY:
             self._seats.is_in(_connection_of(request))
 
@@ -367,7 +364,7 @@ class HttpServer:
         response = web.Response()
         try:
             async with asyncio.timeout(SCRAPE_SECONDS):
-                response = web.Response(text=await self._join(pieces))
+                response = web.Response(text=await self._join(pieces, identity.name))
                 scrape.is_made = True
                 response.headers[hdrs.CONTENT_TYPE] = METRICS_CONTENT_TYPE
                 await response.prepare(request)
@@ -379,17 +376,9 @@ class HttpServer:
                 scrapes.remove(scrape)
         return response
 
-    async def _own_turn(self) -> None:
-        """Many requests that come together are answered in as many turns as that takes: whoever
-        comes between is served. They go on in order, however long others make each turn."""
-        self._driver.begin_turn()
-        if self._driver.is_turn_long():
-            async with self._line:
-                await asyncio.sleep(0)
-                self._driver.begin_turn()
-
     async def _ask_api(self, request: web.Request) -> web.StreamResponse:
-        await self._own_turn()
+        # Many that come together are answered in as many turns as that takes.
+        await self._line.wait_for_time("")
         try:
             path = _segments(self._own(_target(request)))
             asked, answer = await self._answer(request, path)
@@ -502,7 +491,8 @@ class HttpServer:
         if connection.has_ended:
             connection.abort()
         with _gone(request, lambda: feed.wake(), lambda: True):
-            return await send_feed(request, feed, turn, _said, _API_HEADERS)
+            go_on = partial(self._line.wait_for_time, asked.identity.name)
+            return await send_feed(request, feed, turn, go_on, _said, _API_HEADERS)
 
     def _session_of(self, request: web.Request, cookie: Cookie) -> Session | None:
         """That of the page which asks; None for who shows no cookie. Raises ApiRefused."""
@@ -596,17 +586,12 @@ class HttpServer:
             raise ApiRefused(refusal(401, "not_authorised", text))
         return found
 
-    async def _join(self, pieces: Iterator[str]) -> str:
+    async def _join(self, pieces: Iterator[str], user: str) -> str:
         """All pieces together; between them others are served."""
+        slices = InTurns(self._line, user, _in_slices(pieces))
         found: list[str] = []
-        began_at = time.monotonic()
-        self._driver.begin_turn()
-        for piece in pieces:
-            found.append(piece)
-            if time.monotonic() - began_at > SLICE_SECONDS:
-                await asyncio.sleep(0)
-                began_at = time.monotonic()
-                self._driver.begin_turn()
+        while (text := await slices.next()) is not None:
+            found.append(text)
         return "".join(found)
 
     async def _respond(self, request: web.Request, answer: ApiAnswer) -> web.StreamResponse:
@@ -619,23 +604,23 @@ class HttpServer:
             challenge = _PAGE_CHALLENGE if PAGE_HEADER in request.headers else _CHALLENGE
             headers[hdrs.WWW_AUTHENTICATE] = challenge[hdrs.WWW_AUTHENTICATE]
         if answer.events is not None and request.method != "HEAD":
-            return await _send_events(request, answer, answer.events, headers)
-        text = b""
-        parts = None if answer.parts is None else self._in_turns(answer.parts)
-        if parts is not None:
+            return await self._send_events(request, answer, answer.events, headers)
+        user = _connection_of(request).user
+        if answer.parts is not None:
+            parts = InTurns(self._line, user, answer.parts)
             try:
                 text, is_whole = await _gather(parts)
-                await self._own_turn()
+                await self._line.wait_for_time(user)
             except ApiRefused as refused:
                 return await self._respond(request, refused.answer)
             if not is_whole:
                 response = web.StreamResponse(status=answer.status, headers=headers)
                 response.content_type = answer.content_type
                 await response.prepare(request)
+                if request.method == "HEAD":
+                    parts = InTurns(self._line, user, iter(()))
                 try:
-                    await _send_parts(
-                        response, text, iter(()) if request.method == "HEAD" else parts
-                    )
+                    await _send_parts(response, text, parts)
                 except TimeoutError:
                     if request.transport is not None:
                         request.transport.abort()
@@ -660,12 +645,32 @@ class HttpServer:
         """Whether errors have the form of RabbitMQ's API."""
         return self._own(request.path).startswith("/api/") and not self._is_own_api(request)
 
-    def _in_turns(self, parts: Iterator[bytes]) -> Iterator[bytes]:
-        """Parts, of which each takes a part of a turn's time: less is left for others."""
-        self._driver.begin_turn()
-        for part in parts:
-            yield part
-            self._driver.begin_turn()
+    async def _send_events(
+        self,
+        request: web.Request,
+        answer: ApiAnswer,
+        events: Generator[bytes, None, None],
+        headers: Mapping[str, str],
+    ) -> web.StreamResponse:
+        """Send one event after the other, until there are no more or the client is gone. One that
+        takes none for long is dropped."""
+        response = web.StreamResponse(status=answer.status, headers=headers)
+        response.content_type = answer.content_type
+        with contextlib.closing(events), contextlib.suppress(ConnectionError):
+            await response.prepare(request)
+            try:
+                making = InTurns(self._line, _connection_of(request).user, events)
+                while (event := await making.next()) is not None:
+                    if event:
+                        async with asyncio.timeout(SEND_SECONDS):
+                            await response.write(event)
+                        has_sent(request, len(event))
+                        await asyncio.sleep(EVENT_SECONDS)
+                await response.write_eof()
+            except TimeoutError:
+                if request.transport is not None:
+                    request.transport.abort()
+        return response
 
 
 class _Scrape:
@@ -856,53 +861,38 @@ def _knows(request: web.Request, tag: str) -> bool:
     return tag in [each.strip().removeprefix("W/") for each in known]
 
 
-async def _send_events(
-    request: web.Request,
-    answer: ApiAnswer,
-    events: Generator[bytes, None, None],
-    headers: Mapping[str, str],
-) -> web.StreamResponse:
-    """Send one event after the other, until there are no more or the client is gone. One that takes
-    none for long is dropped."""
-    response = web.StreamResponse(status=answer.status, headers=headers)
-    response.content_type = answer.content_type
-    with contextlib.closing(events), contextlib.suppress(ConnectionError):
-        await response.prepare(request)
-        try:
-            for event in events:
-                if event:
-                    async with asyncio.timeout(SEND_SECONDS):
-                        await response.write(event)
-                    has_sent(request, len(event))
-                await asyncio.sleep(EVENT_SECONDS if event else 0)
-            await response.write_eof()
-        except TimeoutError:
-            if request.transport is not None:
-                request.transport.abort()
-    return response
+def _in_slices(pieces: Iterator[str]) -> Iterator[str]:
+    """Pieces together, as many as are made in a slice of time."""
+    began_at = time.monotonic()
+    found: list[str] = []
+    for piece in pieces:
+        found.append(piece)
+        if time.monotonic() - began_at > SLICE_SECONDS:
+            yield "".join(found)
+            found.clear()
+            began_at = time.monotonic()
+    yield "".join(found)
 
 
-async def _gather(parts: Iterator[bytes]) -> tuple[bytes, bool]:
+async def _gather(parts: InTurns[bytes]) -> tuple[bytes, bool]:
     """The first parts together, and whether these are all: one that is long may be."""
     found = bytearray()
-    for part in parts:
+    while (part := await parts.next()) is not None:
         is_long = len(found) > GATHERED_BYTES
         found += part
         if is_long:
             return bytes(found), False
-        await asyncio.sleep(0)
     return bytes(found), True
 
 
-async def _send_parts(response: web.StreamResponse, first: bytes, parts: Iterator[bytes]) -> None:
+async def _send_parts(response: web.StreamResponse, first: bytes, parts: InTurns[bytes]) -> None:
     """Make and send one part after the other. A client that takes none for long is dropped."""
     await response.write(first)
-    for part in parts:
+    while (part := await parts.next()) is not None:
         if part:
+            # It waits only where the client is behind.
             async with asyncio.timeout(SEND_SECONDS):
                 await response.write(part)
-        # To write waits only where the client is behind.
-        await asyncio.sleep(0)
     await response.write_eof()
 
 
@@ -923,6 +913,7 @@ class HttpConnection(web.RequestHandler):
         "silence",
         "task",
         "told",
+        "user",
         "waits",
     )
 
@@ -939,6 +930,8 @@ class HttpConnection(web.RequestHandler):
     is_asking: bool
     #: bytes of the answer at hand that were counted already
     told: int
+    #: who has asked for what is answered; "" while that is not known
+    user: str
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         peer = transport.get_extra_info("peername")
@@ -987,6 +980,7 @@ class HttpConnection(web.RequestHandler):
         self._last: StreamReader | None = None
         self._is_open = False
         self.told = 0
+        self.user = ""
 
     def is_behind(self) -> bool:
         """Whether the client has yet to take some of what it was sent."""
