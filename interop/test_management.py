@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import re
 import socket
@@ -811,6 +812,43 @@ def test_definitions_go_from_rabbitmq_to_here_and_back(
         again = rabbitmq.api.get("definitions")
         for section in SECTIONS:
             assert in_order(again[section]) == in_order(document[section]), section
+    finally:
+        ours.stop()
+
+
+@pytest.mark.one_build
+def test_rabbitmq_takes_documents_that_say_more_than_it_knows(
+    rabbitmq: ManagedRabbitMq, tmp_path: Path
+) -> None:
+    """A policy that is narrowed here (3.10 knows no ``classic_queues``), and bytes beside what JSON
+    has words for."""
+    classic = {"pattern": "^h", "definition": {"ha-mode": "all", "expires": 100000}}
+    classic |= {"apply-to": "queues", "priority": 0}
+    rabbitmq.api.put("policies/%2F/ha", classic)
+    ours = TriviumProcess(tmp_path, protocols=("amqp", "http"))
+    ours.start()
+    try:
+        here = Api(ours.ports["http"])
+        assert here.ask("POST", "definitions", rabbitmq.api.get("definitions")) == (204, None)
+        (found,) = here.get("policies/%2F")
+        assert found["apply-to"] == "classic_queues"
+        value = {"pattern": "^h", "definition": {"ha-mode": "all", "expires": 5}}
+        operators = {"component": "operator_policy", "vhost": "/", "name": "o", "value": value}
+        assert here.ask("POST", "definitions", {"parameters": [operators]}) == (204, None)
+        here.put("queues/%2F/q", {"durable": True})
+        packed = base64.b64encode(b"\x81\xa1b\xc4\x01\xff").decode()
+        binding = {"vhost": "/", "source": "amq.topic", "destination": "q", "routing_key": "\ufffd"}
+        binding |= {"destination_type": "queue", "arguments": {"b": "/w=="}}
+        binding |= {"routing_key_base64": "/w==", "arguments_base64": packed}
+        assert here.ask("POST", "definitions", {"bindings": [binding]}) == (204, None)
+        exported = here.get("definitions")
+        assert binding in exported["bindings"]
+        assert rabbitmq.api.ask("POST", "definitions", exported) == (204, None)
+        (policy,) = rabbitmq.api.get("policies/%2F")
+        assert (policy["apply-to"], policy["definition"]) == ("queues", {"expires": 100000})
+        (policy,) = rabbitmq.api.get("operator-policies/%2F")
+        assert (policy["apply-to"], policy["definition"]) == ("all", {"expires": 5})
+        assert rabbitmq.api.get("bindings/%2F/e/amq.topic/q/q")
     finally:
         ours.stop()
 

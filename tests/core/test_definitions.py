@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
 import stat
 import sys
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +19,8 @@ from tests.support.rest import authorization
 from tests.support.rest import serve as serve_here
 from tests.support.verbs import Commands, running
 from trivium.cli import EXIT_FAILED, EXIT_OK, EXIT_USAGE, definitions
+from trivium.common.values import pack, same
+from trivium.routing.exchanges import Binding
 
 #: What RabbitMQ has and what is not here.
 STRANGE: dict[str, Any] = {
@@ -325,3 +330,115 @@ async def test_a_permission_in_every_virtual_host_is_taken_as_it_was_exported_on
         assert (await site.ask("POST", "definitions", json=document))[0] == 200
         _, found = await site.ask("GET", "permissions?user=new&vhost=%2F")
         assert found["items"] == [{"user": "new", "vhost": "*", **patterns}]
+
+
+#: What JSON has no words for.
+UNSAYABLE: dict[str, Any] = {
+    "bytes": b"\xff\x00",
+    "text": b"as bytes",
+    "at": datetime(2026, 1, 2, tzinfo=UTC),
+    "much": Decimal("1.50"),
+    "list": [b"\x80", {"in": float("inf")}],
+}
+
+
+async def test_keys_and_arguments_that_json_cannot_say_come_back_as_they_were(
+    tmp_path: Path,
+) -> None:
+    """RabbitMQ passes over what says them."""
+    (tmp_path / "two").mkdir()
+    async with serve_here(tmp_path) as site:
+        vhost = site.broker.vhosts["/"]
+        queue = vhost.declare_queue("q", durable=True)
+        for key, arguments in ((b"\xff\x00>", {}), ("ü".encode(), {}), (b"k", UNSAYABLE)):
+            binding = Binding(queue, key, dict(arguments))
+            vhost.bind(vhost.exchange("amq.topic"), binding)
+        _, document = await site.ask("GET", "definitions")
+        _, of_vhost = await site.ask("GET", "vhosts/%2F/definitions")
+    said = {
+        found["routing_key"]: ("routing_key_base64" in found, "arguments_base64" in found)
+        for found in document["bindings"]
+    }
+    assert said == {"\ufffd\x00>": (True, False), "ü": (False, False), "k": (False, True)}
+    async with serve_here(tmp_path / "two") as site:
+        assert (await site.ask("POST", "definitions", json=document))[0] == 200
+        exchange = site.broker.vhosts["/"].exchange("amq.topic")
+        found = {binding.pattern: binding.arguments for binding in exchange.bindings()}
+        assert found.keys() == {b"\xff\x00>", "ü".encode(), b"k"}
+        assert same(dict(found[b"k"]), UNSAYABLE)
+        assert (await site.ask("GET", "definitions"))[1] == document
+        # A second time nothing is new.
+        for path, body in (("definitions", document), ("vhosts/%2F/definitions", of_vhost)):
+            assert (await site.ask("POST", path, json=body))[0] == 200
+            assert (await site.ask("GET", path))[1] == body
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"routing_key_base64": "_"},
+        {"routing_key_base64": 1},
+        {"routing_key_base64": base64.b64encode(b"other").decode()},
+        {"arguments_base64": "_"},
+        {"arguments_base64": ""},
+        {"arguments_base64": base64.b64encode(pack([])).decode()},
+        {"arguments_base64": base64.b64encode(pack({"b": 1})).decode()},
+        {"arguments": {"a": {"1": 1}}, "arguments_base64": "gaFhgQEB"},
+        {"arguments": {"a": 1}, "arguments_base64": "gZMBAgMB"},
+        {"arguments": {"a": 1}, "arguments_base64": base64.b64encode(b"\x91" * 600).decode()},
+        {
+            "arguments": {"a": 1.5},
+            "arguments_base64": base64.b64encode(pack({"a": Decimal("sNaN")})).decode(),
+        },
+        {
+            "arguments": {"a": 1},
+            "arguments_base64": base64.b64encode(b"\x81\xa1a\xc7\x0c\xff" + b"\x7f" * 12).decode(),
+        },
+    ],
+)
+async def test_bytes_that_say_something_else_than_what_is_shown_are_refused(
+    tmp_path: Path, said: dict[str, object]
+) -> None:
+    """Whoever reads a document sees what it brings."""
+    entry = {"vhost": "/", "source": "amq.topic", "destination": "amq.fanout", "routing_key": "k"}
+    entry |= {"destination_type": "exchange"}
+    async with serve_here(tmp_path) as site:
+        status, found = await site.ask("POST", "definitions", json={"bindings": [entry | said]})
+        assert (status, found["type"].rpartition(":")[2]) == (400, "bad-request")
+        assert "_base64'" in found["detail"]
+
+
+@pytest.mark.parametrize("apply_to", ["queues", "all"])
+async def test_a_policy_that_is_narrowed_goes_back_to_rabbitmq_as_it_came(
+    tmp_path: Path, apply_to: str
+) -> None:
+    """Versions before 3.12 know no ``classic_queues``, and refuse all of the document."""
+    narrow = {"vhost": "/", "name": "ha", "pattern": "^h", "apply-to": apply_to, "priority": 0}
+    narrow["definition"] = {"ha-mode": "all", "expires": 100000}
+    given = {**narrow, "name": "given", "apply-to": "classic_queues", "definition": {"expires": 1}}
+    value = {key: narrow[key] for key in ("pattern", "apply-to", "definition", "priority")}
+    bound = {"component": "operator_policy", "vhost": "/", "name": "o", "value": value}
+    (tmp_path / "two").mkdir()
+    async with serve_here(tmp_path) as site:
+        body = {"policies": [narrow, given], "parameters": [bound]}
+        assert (await site.ask("POST", "definitions", json=body))[0] == 200
+        _, document = await site.ask("GET", "definitions")
+    policies = {each["name"]: each for each in document["policies"]}
+    assert policies["ha"]["apply-to"] == apply_to
+    assert policies["ha"]["narrowed-to"] == "classic_queues"
+    assert policies["given"] == given
+    (parameter,) = document["parameters"]
+    assert (parameter["value"]["apply-to"], parameter["narrowed-to"]) == (
+        apply_to,
+        "classic_queues",
+    )
+    assert "narrowed-to" not in parameter["value"]
+    # It holds for those alone, also once it is read again, and elsewhere.
+    for path in (tmp_path, tmp_path / "two"):
+        async with serve_here(path) as site:
+            if path is not tmp_path:
+                assert (await site.ask("POST", "definitions", json=document))[0] == 200
+            for kind in ("policies", "operator-policies"):
+                _, found = await site.ask("GET", kind)
+                assert {item["apply_to"] for item in found["items"]} == {"classic_queues"}
+            assert (await site.ask("GET", "definitions"))[1] == document

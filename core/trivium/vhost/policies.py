@@ -72,6 +72,8 @@ class Policy:
         self.priority = priority
         #: who set it; None: the broker
         self.declarer = declarer
+        #: what the document that brought it applied it to, where that meant less; "" elsewhere
+        self.imported_as = ""
         #: whether the exchanges that it names to pass messages on are in force
         self.passes_on = True
         # One for both passes over what cannot have all that it says, as in RabbitMQ.
@@ -181,6 +183,8 @@ class Policies:
             declarer = declarers.restored(more[0], vhost) if more else None
             policy = Policy(name, pattern, definition, apply_to, priority, declarer)
             policy.passes_on = declarer is None or declarer.may_set_policies()
+            if len(more) > 1:
+                policy.imported_as = more[1]
             self._policies[name] = policy
         self._order()
 
@@ -202,8 +206,10 @@ class Policies:
     def keep(self, policy: Policy) -> None:
         """Write the row of a policy."""
         row = [policy.pattern, policy.definition, policy.apply_to, policy.priority]
-        if policy.declarer is not None:
-            row.append(policy.declarer.row)
+        if policy.declarer is not None or policy.imported_as:
+            row.append(b"" if policy.declarer is None else policy.declarer.row)
+        if policy.imported_as:
+            row.append(policy.imported_as)
         self._table.put(policy.name.encode(), pack(row))
 
     def rights_changed(self) -> bool:

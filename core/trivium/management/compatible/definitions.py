@@ -8,12 +8,15 @@ RabbitMQ.
 
 from __future__ import annotations
 
+import base64
 import logging
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any, Final
+from decimal import Decimal
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from trivium import __version__
 from trivium.common.timers import Timed
+from trivium.common.values import HeaderValue, pack, same, unpack
 from trivium.errors import TopologyError
 from trivium.management import views
 from trivium.management.accounts import (
@@ -30,10 +33,11 @@ from trivium.management.compatible.general import DIALECT
 from trivium.management.compatible.password_hashes import imported
 from trivium.management.compatible.policies import (
     LIMITS,
+    NARROWED_TO,
     OPERATOR_POLICY,
+    exported_policy,
     parameters_of,
     policy_of,
-    shown_policy,
 )
 from trivium.management.compatible.users import (
     password_of,
@@ -116,6 +120,10 @@ _KINDS: Final = {
 }
 #: What is told of all that an import passes over, and of how much.
 MAX_NOTES: Final = 1000
+#: Beside what RabbitMQ knows, in base64, where JSON cannot say them: the key of a binding, and
+#: arguments in msgpack. RabbitMQ passes over them.
+KEY_BYTES: Final = "routing_key_base64"
+ARGUMENT_BYTES: Final = "arguments_base64"
 #: Milliseconds until another look where the disk is behind.
 LOOK_AGAIN_MS: Final = 10
 
@@ -130,7 +138,9 @@ def _queues(vhost: VirtualHost) -> _Entries:
         if view.owner is None and not view.adapter and not item.is_deleted:
             basics = shown.queue_basics(view)
             keys = ("name", "vhost", "durable", "auto_delete")
-            yield {**{key: basics[key] for key in keys}, "arguments": _arguments(vhost, view)}
+            entry = {**{key: basics[key] for key in keys}, "arguments": _arguments(vhost, view)}
+            _say_exactly(entry, view.arguments)
+            yield entry
 
 
 def _arguments(vhost: VirtualHost, view: views.QueueView) -> dict[str, object]:
@@ -139,6 +149,12 @@ def _arguments(vhost: VirtualHost, view: views.QueueView) -> dict[str, object]:
     if view.kind == CLASSIC and vhost.settings.default_queue_type not in ("", CLASSIC):
         arguments[QUEUE_TYPE] = CLASSIC
     return arguments
+
+
+def _say_exactly(entry: dict[str, object], arguments: Mapping[str, HeaderValue]) -> None:
+    """Say also what JSON has no words for: bytes, times, decimal and other numbers."""
+    if arguments and not same(dict(arguments), cast("HeaderValue", shown_table(arguments))):
+        entry[ARGUMENT_BYTES] = base64.b64encode(pack(dict(arguments))).decode()
 
 
 def _is_predeclared(name: str) -> bool:
@@ -150,7 +166,9 @@ def _exchanges(vhost: VirtualHost) -> _Entries:
         if not _is_predeclared(exchange.name):
             found = shown.exchange_basics(views.view_exchange(vhost, exchange))
             keys = ("name", "vhost", "type", "durable", "auto_delete", "internal", "arguments")
-            yield {key: found[key] for key in keys}
+            entry = {key: found[key] for key in keys}
+            _say_exactly(entry, exchange.arguments)
+            yield entry
 
 
 def _bindings(vhost: VirtualHost) -> _Entries:
@@ -166,6 +184,9 @@ def _bindings(vhost: VirtualHost) -> _Entries:
                 continue
             found = shown.binding(view)
             del found["properties_key"]
+            if found["routing_key"] != view.key.decode(errors="surrogateescape"):
+                found[KEY_BYTES] = base64.b64encode(view.key).decode()
+            _say_exactly(found, view.arguments)
             yield found
 
 
@@ -178,7 +199,11 @@ def _without_vhost(entries: _Entries) -> _Entries:
 
 def _policies(vhost: VirtualHost) -> _Entries:
     for policy in vhost.policies.all():
-        yield shown_policy((vhost, policy))
+        yield exported_policy((vhost, policy))
+
+
+def _parameters(vhost: VirtualHost) -> _Entries:
+    return parameters_of(vhost, exported_policy)
 
 
 def _users(broker: Broker) -> _Entries:
@@ -261,7 +286,7 @@ def _global_parameters(broker: Broker) -> _Entries:
 
 
 _OF_VHOST: Final[tuple[tuple[str, Callable[[Any], _Entries]], ...]] = (
-    ("parameters", parameters_of),
+    ("parameters", _parameters),
     ("policies", _policies),
     ("queues", _queues),
     ("exchanges", _exchanges),
@@ -592,16 +617,24 @@ class Import(Timed):
         if not left:
             return
         about = {**about, "definition": left}
+        said = about.get("apply-to", ALL)
         only = sorted({_KINDS_OF_KEYS[key] for key in definition if key in _KINDS_OF_KEYS})
-        if only and about.get("apply-to", ALL) in (ALL, QUEUES) and not left.keys() & EXCHANGE_KEYS:
-            about["apply-to"] = only[0]
-            text = only[0].replace("_", " ")
-            self._note("policies", entry, f"it holds for {text} alone, as what was left out did")
-        kind.set(self._place(entry), policy_of(name, about, setter))
+        narrowed = text_of(entry, NARROWED_TO, "")
+        if only and not narrowed and not left.keys() & EXCHANGE_KEYS:
+            narrowed = only[0]
+            if said in (ALL, QUEUES):
+                text = f"it holds for {narrowed.replace('_', ' ')} alone, as what was left out did"
+                self._note("policies", entry, text)
+        is_narrowed = narrowed != "" and said in (ALL, QUEUES)
+        if is_narrowed:
+            about["apply-to"] = narrowed
+        policy = policy_of(name, about, setter)
+        policy.imported_as = str(said) if is_narrowed else ""
+        kind.set(self._place(entry), policy)
 
     def _queue(self, entry: Mapping[str, object]) -> None:
         vhost = self._place(entry)
-        arguments = table_of(entry, "arguments")
+        arguments = _arguments_of(entry)
         declare_queue(
             vhost,
             self._operator(vhost),
@@ -627,7 +660,7 @@ class Import(Timed):
             flag_of(entry, "durable"),
             flag_of(entry, "auto_delete"),
             flag_of(entry, "internal"),
-            table_of(entry, "arguments"),
+            _arguments_of(entry),
         )
 
     def _binding(self, entry: Mapping[str, object]) -> None:
@@ -638,9 +671,59 @@ class Import(Timed):
             text_of(entry, "source"),
             text_of(entry, "destination"),
             text_of(entry, "destination_type") == "exchange",
-            text_of(entry, "routing_key").encode(),
-            table_of(entry, "arguments"),
+            _key_of(entry),
+            _arguments_of(entry),
         )
+
+
+def _bytes_of(entry: Mapping[str, object], key: str) -> bytes | None:
+    """What base64 says; None where it is not there. Raises BadRequest."""
+    if key not in entry:
+        return None
+    try:
+        return base64.b64decode(text_of(entry, key), validate=True)
+    except ValueError:
+        raise BadRequest(f"{key!r} is base64") from None
+
+
+def _key_of(entry: Mapping[str, object]) -> bytes:
+    """The key of a binding. Raises BadRequest."""
+    text = text_of(entry, "routing_key")
+    found = _bytes_of(entry, KEY_BYTES)
+    if found is None:
+        return text.encode()
+    if found.decode(errors="replace") != text:
+        raise BadRequest(f"{KEY_BYTES!r} is not the key that 'routing_key' shows")
+    return found
+
+
+def _arguments_of(entry: Mapping[str, object]) -> dict[str, HeaderValue]:
+    """The arguments of a queue, an exchange or a binding. Raises BadRequest."""
+    shown_as = table_of(entry, "arguments")
+    data = _bytes_of(entry, ARGUMENT_BYTES)
+    if data is None:
+        return shown_as
+    try:
+        found = unpack(data)
+    except (ValueError, TypeError, OverflowError, RecursionError):
+        found = None
+    # What only this would say cannot be looked at by whoever reads the document.
+    if not isinstance(found, dict) or not _is_sound(found) or not _is_shown(found, shown_as):
+        raise BadRequest(f"{ARGUMENT_BYTES!r} is not what 'arguments' shows")
+    return found
+
+
+def _is_shown(table: dict[str, HeaderValue], shown_as: dict[str, HeaderValue]) -> bool:
+    return same(cast("HeaderValue", shown_table(table)), shown_as)
+
+
+def _is_sound(value: object) -> bool:
+    """Whether every road knows such values: names are texts, numbers finite."""
+    if isinstance(value, dict):
+        return all(isinstance(name, str) and _is_sound(item) for name, item in value.items())
+    if isinstance(value, list):
+        return all(map(_is_sound, value))
+    return not isinstance(value, Decimal) or value.is_finite()
 
 
 def post_all(call: Call) -> None:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
 
 _Item = tuple["VirtualHost", Policy]
 
+#: In a document, beside what RabbitMQ knows of a policy: to what it applies here.
+NARROWED_TO: Final = "narrowed-to"
+
 
 def shown_policy(item: _Item) -> dict[str, object]:
     """A policy."""
@@ -46,6 +49,16 @@ def shown_policy(item: _Item) -> dict[str, object]:
         "definition": shown_table(policy.definition),
         "priority": policy.priority,
     }
+
+
+def exported_policy(item: _Item) -> dict[str, object]:
+    """A policy in a document: for RabbitMQ it applies to what it did in the document that brought
+    it, for us to what that meant."""
+    found = shown_policy(item)
+    _, policy = item
+    if policy.imported_as:
+        found |= {"apply-to": policy.imported_as, NARROWED_TO: policy.apply_to}
+    return found
 
 
 def policy_of(name: str, body: Mapping[str, object], declarer: Declarer | None) -> Policy:
@@ -100,12 +113,17 @@ LIMITS: Final = "vhost-limits"
 OPERATOR_POLICY: Final = "operator_policy"
 
 
-def parameters_of(vhost: VirtualHost) -> Iterator[dict[str, object]]:
+def parameters_of(
+    vhost: VirtualHost, show: Callable[[_Item], dict[str, object]] = shown_policy
+) -> Iterator[dict[str, object]]:
     """What RabbitMQ keeps in parameters: limits of virtual hosts, policies of operators."""
     for policy in vhost.policies.operators.all():
-        value = shown_policy((vhost, policy))
+        value = show((vhost, policy))
         found = {"component": OPERATOR_POLICY, "vhost": vhost.name, "name": policy.name}
         del value["vhost"], value["name"]
+        if NARROWED_TO in value:
+            # RabbitMQ takes nothing more in a value.
+            found[NARROWED_TO] = str(value.pop(NARROWED_TO))
         yield {**found, "value": value}
     if vhost.settings.limits:
         yield {
