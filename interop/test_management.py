@@ -822,7 +822,7 @@ def test_rabbitmq_takes_documents_that_say_more_than_it_knows(
 ) -> None:
     """A policy that is narrowed here (3.10 knows no ``classic_queues``), and bytes beside what JSON
     has words for."""
-    classic = {"pattern": "^h", "definition": {"ha-mode": "all", "expires": 100000}}
+    classic: dict[str, Any] = {"pattern": "^h", "definition": {"ha-mode": "all", "expires": 100000}}
     classic |= {"apply-to": "queues", "priority": 0}
     rabbitmq.api.put("policies/%2F/ha", classic)
     ours = TriviumProcess(tmp_path, protocols=("amqp", "http"))
@@ -837,7 +837,8 @@ def test_rabbitmq_takes_documents_that_say_more_than_it_knows(
         assert here.ask("POST", "definitions", {"parameters": [operators]}) == (204, None)
         here.put("queues/%2F/q", {"durable": True})
         packed = base64.b64encode(b"\x81\xa1b\xc4\x01\xff").decode()
-        binding = {"vhost": "/", "source": "amq.topic", "destination": "q", "routing_key": "\ufffd"}
+        binding: dict[str, Any] = {"vhost": "/", "source": "amq.topic", "destination": "q"}
+        binding["routing_key"] = "\ufffd"
         binding |= {"destination_type": "queue", "arguments": {"b": "/w=="}}
         binding |= {"routing_key_base64": "/w==", "arguments_base64": packed}
         assert here.ask("POST", "definitions", {"bindings": [binding]}) == (204, None)

@@ -887,6 +887,8 @@ async def test_a_body_has_a_bounded_number_of_values(tmp_path: Path) -> None:
         assert (await site.ask("POST", "definitions", json=body))[0] == 200
 
 
+JSON = {"Content-Type": "application/json"}
+TWICE = b'{"arguments":{"x-max-length":1,"x-max-length":2}}'
 REFUSED: list[tuple[str, str, dict[str, Any], int]] = [
     ("GET", "none", {}, 404),
     ("GET", "vhosts/no", {}, 404),
@@ -899,12 +901,17 @@ REFUSED: list[tuple[str, str, dict[str, Any], int]] = [
     ("GET", "streams?page_size=501", {}, 400),
     ("GET", "streams?sort_reverse=yes", {}, 400),
     ("GET", "streams?sort=nope", {}, 400),
+    ("GET", "streams?page=1&page=2", {}, 400),
+    ("GET", "streams?page=1&page=1", {}, 400),
     ("GET", "streams?sort=records.nope", {}, 400),
     ("GET", "connections?sort=counters.nope", {}, 400),
     ("GET", "overview", {"json": {}}, 400),
     ("PUT", "vhosts/x", {"data": b"{}", "headers": {"Content-Type": "text/plain"}}, 415),
     ("PUT", "vhosts/x", {"data": {"description": "form"}}, 415),
     ("PUT", "vhosts/x", {"data": b"{", "headers": {"Content-Type": "application/json"}}, 400),
+    ("PUT", "vhosts/x", {"data": b'{"tags":[],"tags":[]}', "headers": JSON}, 400),
+    ("PUT", "vhosts/%2F/queues/x", {"data": TWICE, "headers": JSON}, 400),
+    ("PUT", "vhosts/%2F/queues/x", {"json": {"arguments": {"é" * 128: 1}}}, 400),
     ("PUT", "vhosts/x", {"json": []}, 422),
     ("PUT", "vhosts/x", {"json": {"odd": 1}}, 422),
     ("PUT", "vhosts/x", {"json": {"description": 1}}, 422),
@@ -1099,3 +1106,26 @@ async def test_whoever_may_enter_every_virtual_host_is_among_those_of_each(tmp_p
         wanted = {"user": "joe2", "vhost": "v", "exchange": "amq.topic", **topics}
         assert await compatible("vhosts/v/topic-permissions") == [wanted]
         assert await compatible("topic-permissions/v/joe2") == [wanted]
+
+
+MADE: list[tuple[str, dict[str, Any]]] = [
+    ("vhosts/new", {}),
+    ("vhosts/%2F/queues/q", {}),
+    ("vhosts/%2F/streams/s", {}),
+    ("vhosts/%2F/exchanges/e", {"type": "topic"}),
+    ("vhosts/%2F/policies/p", {"pattern": "a", "definition": {"max-length": 1}}),
+    ("vhosts/%2F/operator-policies/p", {"pattern": "a", "definition": {"max-length": 1}}),
+    ("roles/r", {"permissions": {}}),
+    ("users/u", {"password": "p"}),
+]
+
+
+async def test_what_is_made_by_put_may_be_there_or_not_as_the_client_says(tmp_path: Path) -> None:
+    """RFC 9110, 13.1.1 and 13.1.2."""
+    new, known = {"If-None-Match": "*"}, {"If-Match": "*"}
+    async with serve(tmp_path) as site:
+        for path, body in MADE:
+            for headers, wanted in ((known, 412), (new, 201), (new, 412), (known, 204)):
+                status, found = await site.ask("PUT", path, json=body, headers=headers)
+                assert status == wanted, (path, headers, found)
+                assert status < 400 or found["type"].endswith(":not-as-expected")

@@ -10,7 +10,7 @@ from typing import Any
 import jwt
 import pytest
 
-from tests.support.rest import Site, filled, serve, until
+from tests.support.rest import Site, authorization, filled, serve, until
 from trivium.config import AuthConfig, JwtConfig, LimitsConfig
 from trivium.idempotence.deduplication import REQUEST, Settings, short_id
 from trivium.management.publishing import publish as publish_neutral
@@ -477,3 +477,19 @@ async def test_publishers_wait_while_there_is_an_alarm(tmp_path: Path) -> None:
         await until(lambda: site.broker.block_reason is not None)
         status, found = await publish(site, {})
         assert (status, found["detail"]) == (503, "publishers wait: low on disk")
+
+
+async def test_names_of_headers_are_as_long_as_amqp_has_them(tmp_path: Path) -> None:
+    """AMQP 0-9-1, 4.2.5.5: its clients would get the message without a longer one."""
+    async with serve(tmp_path) as site:
+        await site.ask("PUT", "vhosts/%2F/queues/q", json={})
+        url = f"http://{site.broker.listeners['http']}/api/exchanges/%2F/amq.default/publish"
+        for name, wanted in (("é" * 127 + "x", 202), ("é" * 128, 400), ("x" * 300, 400)):
+            for headers in ({name: 1}, {"in": [{name: 1}]}):
+                status, found = await publish(site, {"key": "q", "headers": headers})
+                assert status == wanted, found
+                body: dict[str, Any] = {"routing_key": "q", "properties": {"headers": headers}}
+                body |= {"payload": "", "payload_encoding": "string"}
+                shown = authorization("root")
+                async with site.client.post(url, json=body, headers=shown) as answer:
+                    assert answer.status == (200 if wanted == 202 else 400)

@@ -10,6 +10,7 @@ from trivium.errors import AccessRefused, NotFound
 from trivium.management.endpoints import WATCHERS, Endpoint
 from trivium.management.endpoints import BadRequest as BadRequest
 from trivium.management.topology import Operator, operator
+from trivium.management.values import check_names
 from trivium.observability.api import OWN, ApiAnswer, ApiRefused, ApiRequest, refusal
 from trivium.runtime.adapter import connection_name
 from trivium.security.identity import ADMINISTRATOR
@@ -201,7 +202,8 @@ class Call:
         return body
 
     def table(self, values: Mapping[str, object]) -> dict[str, HeaderValue]:
-        """JSON's own values, which are checked, as arguments or headers."""
+        """JSON's own values, which are checked, as arguments or headers. Raises BadRequest."""
+        check_names(values, "a table")
         found: dict[str, Any] = dict(values)
         return found
 

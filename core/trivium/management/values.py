@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 #: Nesting of tables and lists in arguments that are taken.
 MAX_DEPTH: Final = 16
+#: Bytes of a name in a table (AMQP 0-9-1, 4.2.5.5).
+MAX_FIELD_BYTES: Final = 255
 
 #: Properties of messages that are texts, and what they are called in ``Properties``.
 TEXTS: Final = {
@@ -259,7 +261,20 @@ def table_of(body: Mapping[str, object], key: str) -> dict[str, HeaderValue]:
     if not isinstance(value, dict):
         raise BadRequest(f"{key!r} is an object")
     check_value(value, key, MAX_DEPTH)
+    check_names(value, key)
     return dict(value)
+
+
+def check_names(value: object, key: str) -> None:
+    """Raise BadRequest where a name is too long for AMQP: what it names would reach no client."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            if len(name) > MAX_FIELD_BYTES or len(name.encode()) > MAX_FIELD_BYTES:
+                raise BadRequest(f"{key!r} has a name of more than {MAX_FIELD_BYTES} bytes")
+            check_names(item, key)
+    elif isinstance(value, list):
+        for item in value:
+            check_names(item, key)
 
 
 def check_value(value: object, key: str, depth: int) -> None:

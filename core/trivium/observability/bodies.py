@@ -29,30 +29,38 @@ _STRINGS: Final = json.JSONEncoder(ensure_ascii=False)
 _Scan = Callable[[str, int], tuple[object, int]]
 
 
+class RepeatedName(ValueError):
+    """An object has a name twice: what it says depends on who reads it (RFC 8259, 4)."""
+
+
 class TooManyValues(Exception):
     """There are more than are taken: objects, lists, and what is in them."""
 
 
-def parse(data: bytearray) -> object:
-    """What a short text of JSON says.
+def parse(data: bytearray, is_strict: bool = True) -> object:
+    """What a short text of JSON says. Where it ``is_strict`` no object has a name twice.
 
     Raises ValueError, also where an answer could not say it again; RecursionError.
     """
-    return _checked(data, json.loads(data.decode(), parse_float=_finite, parse_constant=_finite))
+    hook = _unique if is_strict else None
+    text = data.decode()
+    found = json.loads(text, parse_float=_finite, parse_constant=_finite, object_pairs_hook=hook)
+    return _checked(data, found)
 
 
-def parse_large(data: bytearray, most_values: int) -> object:
+def parse_large(data: bytearray, most_values: int, is_strict: bool = True) -> object:
     """The same of one that may be long, for a thread. Raises TooManyValues, too."""
     pieces = (bytes(data[at : at + _PIECE]) for at in range(0, len(data), _PIECE))
     text = "".join(codecs.iterdecode(pieces, "utf-8"))
-    return _checked(data, _Decoder(most_values).decode(text))
+    return _checked(data, _Decoder(most_values, is_strict).decode(text))
 
 
 class _Decoder(json.JSONDecoder):
     """Reads by the standard library's functions in Python, and counts values."""
 
-    def __init__(self, most_values: int) -> None:
-        super().__init__(parse_float=_finite, parse_constant=_finite)
+    def __init__(self, most_values: int, is_strict: bool) -> None:
+        hook = _unique if is_strict else None
+        super().__init__(parse_float=_finite, parse_constant=_finite, object_pairs_hook=hook)
         parts: Any = decoder
         scanners: Any = scanner
         left = most_values
@@ -117,6 +125,13 @@ def _checked(data: bytearray, found: object) -> object:
 def _halves(data: bytearray) -> Iterator[object]:
     for at in range(0, len(data), _PIECE):
         yield _SURROGATE.search(data, at, at + _PIECE + _SURROGATE_SIZE - 1)
+
+
+def _unique(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        raise RepeatedName
+    return found
 
 
 def _finite(text: str) -> float:

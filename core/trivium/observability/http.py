@@ -47,7 +47,7 @@ from trivium.observability.api import (
     Refusal,
     refusal,
 )
-from trivium.observability.bodies import TooManyValues, parse, parse_large
+from trivium.observability.bodies import RepeatedName, TooManyValues, parse, parse_large
 from trivium.observability.browsers import (
     PAGE_HEADER,
     Cookie,
@@ -409,6 +409,9 @@ class HttpServer:
         if path[0] == OWN and not _accepts(request.headers.getall(hdrs.ACCEPT, []), _SHOWN):
             text = "answers are application/json, events text/event-stream"
             raise ApiRefused(refusal(406, "not_acceptable", text))
+        query = dict(request.query)
+        if path[0] == OWN and len(query) != len(request.query):
+            raise ApiRefused(refusal(400, "bad_request", "a parameter is given twice"))
         is_websocket = wants_websocket(request)
         if is_websocket and is_of_another_site(request, cookie.is_secure):
             raise ApiRefused(refusal(403, "access_refused", "a page of another site asks"))
@@ -423,7 +426,7 @@ class HttpServer:
         asked = ApiRequest(
             method=request.method,
             path=path,
-            query=dict(request.query),
+            query=query,
             body=body,
             identity=login.identity,
             login=login,
@@ -807,16 +810,19 @@ async def _read_body(
             return None
         found: object
         if len(data) <= SMALL_BODY_BYTES:
-            found = parse(data)
+            found = parse(data, is_own)
         else:
             loop = asyncio.get_running_loop()
-            found = await loop.run_in_executor(None, parse_large, data, place.most_values)
+            found = await loop.run_in_executor(None, parse_large, data, place.most_values, is_own)
         if found is None:
             raise ApiRefused(refusal(400, "bad_request", "a body is not null"))
         return found
     except TooManyValues:
         text = f"a body has at most {place.most_values} values"
         raise ApiRefused(refusal(413, "payload_too_large", text)) from None
+    except RepeatedName:
+        text = "an object has each name once"
+        raise ApiRefused(refusal(400, "bad_request", text)) from None
     except (ValueError, RecursionError, OSError, web.RequestPayloadError):
         raise ApiRefused(refusal(400, "bad_request", "a body is JSON, in UTF-8")) from None
 

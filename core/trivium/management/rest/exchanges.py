@@ -196,6 +196,10 @@ def declare(call: Call) -> None:
     call.created(is_new)
 
 
+def _is_there(call: Call) -> bool:
+    return _name(call.names["exchange"]) in call.vhost.exchanges
+
+
 def delete(call: Call) -> None:
     """Delete one with its bindings."""
     vhost = call.vhost
@@ -322,7 +326,12 @@ _BINDINGS: Final = "vhosts/{vhost}/bindings"
 
 ENDPOINTS: Final = (
     *declared(
-        "exchange", (list_all, show, declare, delete), ExchangeDeclaration, Exchange, (_IF_UNUSED,)
+        "exchange",
+        (list_all, show, declare, delete),
+        ExchangeDeclaration,
+        Exchange,
+        _is_there,
+        (_IF_UNUSED,),
     ),
     operation(
         "GET",

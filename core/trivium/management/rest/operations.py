@@ -91,6 +91,8 @@ class Operation(Endpoint):
     body: type | None = None
     query: tuple[Parameter, ...] = ()
     headers: tuple[Parameter, ...] = ()
+    #: whether what the path names is there, where that may be a condition
+    is_there: Callable[[Call], bool] | None = None
     #: when it is done
     statuses: tuple[int, ...] = (200,)
 
@@ -108,6 +110,8 @@ class Operation(Endpoint):
 
     def carry_out(self, call: Call) -> ApiAnswer | None:
         self._check(call)
+        if self.is_there is not None:
+            check_condition(call, self.is_there(call), "what the path names")
         return self.handler(call)
 
     def _check(self, call: Call) -> None:
@@ -179,6 +183,7 @@ def declared(
     handlers: tuple[_Handler, _Handler, _Handler, _Handler],
     declaration: type,
     result: type,
+    is_there: Callable[[Call], bool],
     query: tuple[Parameter, ...] = (),
 ) -> tuple[Operation, ...]:
     """The operations of what clients declare in virtual hosts, such as ``queue``: to list, show,
@@ -200,6 +205,8 @@ def declared(
             f"Declare {named}",
             vhost=ENTERED,
             body=declaration,
+            headers=CONDITIONS,
+            is_there=is_there,
             statuses=(201, 204),
         ),
         operation(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 from trivium.management.endpoints import ADMINISTRATORS, POLICIES
 from trivium.management.policies import OF_OPERATORS, USUAL, PolicyKind
-from trivium.management.rest.operations import answer, body_of, listed, operation
+from trivium.management.rest.operations import CONDITIONS, answer, body_of, listed, operation
 from trivium.management.rest.schema import About, Name, Table
 from trivium.management.values import shown_table
 from trivium.observability.api import ApiAnswer
@@ -93,6 +93,10 @@ def _put(call: Call, kind: PolicyKind) -> None:
         kind.setter(call),
     )
     kind.put(call, policy)
+
+
+def _is_there(call: Call, kind: PolicyKind) -> bool:
+    return kind.of(call.vhost).get(call.names["policy"]) is not None
 
 
 def list_all(call: Call) -> ApiAnswer:
@@ -203,6 +207,8 @@ ENDPOINTS: Final = (
         "Set a policy of operators",
         tags=ADMINISTRATORS,
         body=PolicySetting,
+        headers=CONDITIONS,
+        is_there=lambda call: _is_there(call, OF_OPERATORS),
         statuses=(201, 204),
     ),
     operation(
@@ -217,7 +223,15 @@ ENDPOINTS: Final = (
     operation("GET", _ALL, list_all, "Those of a virtual host", result=Policy, is_list=True),
     operation("GET", _ONE, show, "A policy", result=Policy),
     operation(
-        "PUT", _ONE, put, "Set a policy", tags=POLICIES, body=PolicySetting, statuses=(201, 204)
+        "PUT",
+        _ONE,
+        put,
+        "Set a policy",
+        tags=POLICIES,
+        body=PolicySetting,
+        headers=CONDITIONS,
+        is_there=lambda call: _is_there(call, USUAL),
+        statuses=(201, 204),
     ),
     operation("DELETE", _ONE, delete, "Remove a policy", tags=POLICIES, statuses=(204,)),
     operation(

@@ -212,6 +212,10 @@ def delete(call: Call) -> None:
     call.gone()
 
 
+def _is_there(call: Call) -> bool:
+    return call.names["queue"] in call.vhost.queues
+
+
 def purge(call: Call) -> None:
     """Remove the messages that are ready."""
     count = purge_queue(call.vhost, call.access, call.names["queue"])
@@ -222,7 +226,12 @@ _ONE: Final = "vhosts/{vhost}/queues/{queue}"
 
 ENDPOINTS: Final = (
     *declared(
-        "queue", (list_all, show, declare, delete), QueueDeclaration, Queue, (_IF_UNUSED, _IF_EMPTY)
+        "queue",
+        (list_all, show, declare, delete),
+        QueueDeclaration,
+        Queue,
+        _is_there,
+        (_IF_UNUSED, _IF_EMPTY),
     ),
     operation(
         "DELETE",

@@ -167,6 +167,10 @@ def declare(call: Call) -> None:
     call.created(is_new)
 
 
+def _is_there(call: Call) -> bool:
+    return call.names["stream"] in call.vhost.streams
+
+
 def extend(call: Call) -> None:
     """Have more partitions."""
     wanted = body_of(call, Extension)
@@ -187,7 +191,7 @@ def delete(call: Call) -> None:
 _ONE: Final = "vhosts/{vhost}/streams/{stream}"
 
 ENDPOINTS: Final = (
-    *declared("stream", (list_all, show, declare, delete), StreamDeclaration, Stream),
+    *declared("stream", (list_all, show, declare, delete), StreamDeclaration, Stream, _is_there),
     operation(
         "GET",
         _ONE + "/partitions",

@@ -502,11 +502,15 @@ def show_role(call: Call) -> ApiAnswer:
     raise NotFound(f"no role '{wanted}'")
 
 
+def _has_role(call: Call) -> bool:
+    return any(name == call.names["role"] for name, *_ in _roles(call))
+
+
 def put_role(call: Call) -> None:
     """Have one with these permissions and no others."""
     wanted = body_of(call, RoleSetting)
     name = call.names["role"]
-    is_new = all(item[0] != name for item in _roles(call))
+    is_new = not _has_role(call)
     topics: dict[str, Any] = {
         vhost: {
             exchange: {"write": each.write, "read": each.read}
@@ -643,7 +647,16 @@ ENDPOINTS: Final = (
     ),
     operation("GET", "roles", roles, "Roles", result=Role, **_LIST),
     operation("GET", _ROLE, show_role, "A role", result=Role, **_ADMIN),
-    operation("PUT", _ROLE, put_role, "Make or change a role", body=RoleSetting, **_PUT),
+    operation(
+        "PUT",
+        _ROLE,
+        put_role,
+        "Make or change a role",
+        body=RoleSetting,
+        headers=CONDITIONS,
+        is_there=_has_role,
+        **_PUT,
+    ),
     operation("DELETE", _ROLE, delete_role, "Delete a role", **_DELETE),
     operation("PUT", _MEMBER, put_member, "Give a user a role", **_PUT),
     operation("DELETE", _MEMBER, delete_member, "Take a role from a user", **_DELETE),

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 from trivium.common.quotas import CONNECTIONS, VHOST, check_limits
 from trivium.management.endpoints import ADMINISTRATORS, UNCHECKED
 from trivium.management.limits import set_vhost_limits
-from trivium.management.rest.operations import answer, body_of, listed, operation
+from trivium.management.rest.operations import CONDITIONS, answer, body_of, listed, operation
 from trivium.management.rest.schema import About, Count, Limits, Name
 from trivium.management.rest.users import LimitsSetting
 from trivium.observability.api import ApiAnswer
@@ -163,6 +163,8 @@ ENDPOINTS: Final = (
         put,
         "Make or change a virtual host",
         body=VirtualHostSetting,
+        headers=CONDITIONS,
+        is_there=lambda call: call.names["vhost"] in call.broker.vhosts,
         statuses=(201, 204),
         **_SET,
     ),
