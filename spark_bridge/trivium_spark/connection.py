@@ -40,9 +40,11 @@ from trivium_native.errors import (
 )
 from trivium_native.requests import (
     FILTER,
+    MAX_STREAMS,
     Operation,
     committed,
     fetch,
+    metadata,
     offset_for_timestamp,
     publish,
     stage,
@@ -159,10 +161,14 @@ class ReconnectingConnection:
     def snapshot(self, selection: Selection) -> Snapshot:
         """The state of the streams at this moment. Raises OptionError when there is no such one."""
         pattern = selection.pattern
+        names = selection.streams
+        questions = (
+            metadata(names[first : first + MAX_STREAMS])
+            for first in range(0, len(names), MAX_STREAMS)
+        )
         try:
-            described = self._repeat(
-                lambda client: client.metadata(None if pattern else selection.streams)
-            )
+            answers = self._repeat_each(questions if pattern is None else iter([metadata()]))
+            described = [stream for answer in answers for stream in answer]
         except NotFound as error:
             found = error.text.replace("no stream", "stream", 1)
             raise OptionError(f"{found} does not exist") from None

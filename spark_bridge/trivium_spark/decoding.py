@@ -40,6 +40,9 @@ def decoded_schema(decoding: Decoding, plain: StructType) -> str | StructType:
         assert schema is not None
         kind = avro_payloads.spark_type(schema)
     elif decoding.form == "json":
+        # A library that is missing is better told before a query starts.
+        from trivium_spark import json_payloads  # noqa: F401
+
         if schema is None:
             raise OptionError("option decode = json needs option schema")
         if not schema.lstrip().startswith("{"):

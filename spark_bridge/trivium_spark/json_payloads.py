@@ -11,7 +11,6 @@ from datetime import date, datetime
 from decimal import Decimal
 from typing import Annotated, Any, Final, NotRequired, Required, TypedDict
 
-import msgspec
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -33,6 +32,11 @@ from pyspark.sql.types import (
 )
 
 from trivium_spark.errors import OptionError
+
+try:
+    import msgspec
+except ImportError as error:
+    raise OptionError(f"option decode = json: {error} (pip install 'trivium[spark]')") from None
 
 
 def _whole(bits: int) -> Any:

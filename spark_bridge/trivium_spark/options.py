@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
@@ -374,8 +374,12 @@ def _assigned(text: str) -> Selection:
 def parse_write_options(options: Mapping[str, str], is_streaming: bool) -> WriteOptions:
     """Options for ``writeStream`` or ``write``. Raises OptionError."""
     known = [*_ACCESS, "exchange", "stream", "queue", "topic", "retryTimeout", "exactlyOnce"]
-    known += [] if is_streaming else [PRODUCER_OPTION, NUMBER_OPTION]
-    values = _known_options(options, known, _SPARK_SINK_OPTIONS)
+    values = _known_options(
+        options,
+        known,
+        _SPARK_SINK_OPTIONS,
+        inside=() if is_streaming else (PRODUCER_OPTION, NUMBER_OPTION),
+    )
     places = [name for name in ("stream", "queue", "exchange") if name in values]
     if len(places) > 1 or ("topic" in values and places not in ([], ["exchange"])):
         raise OptionError("a sink publishes to a stream, to a queue, or by topics to an exchange")
@@ -401,9 +405,14 @@ def _transaction(values: dict[str, str]) -> tuple[str, int] | None:
 
 
 def _known_options(
-    options: Mapping[str, str], known: list[str], ignored: frozenset[str]
+    options: Mapping[str, str],
+    known: list[str],
+    ignored: frozenset[str],
+    *,
+    inside: Sequence[str] = (),
 ) -> dict[str, str]:
-    names = {name.lower(): name for name in known}
+    """The options by their names. Those that are ``inside`` are not for users."""
+    names = {name.lower(): name for name in [*known, *inside]}
     values: dict[str, str] = {}
     for given, value in options.items():
         name = names.get(given.lower())

@@ -288,7 +288,9 @@ def read_queue(
         parts = partitions_of(0, taker.take())
         rows = [reader.rows(part) for part in parts]
         kinds = to_arrow_schema(schema, timezone="UTC")
-        yield spark.createDataFrame(pa.Table.from_batches(rows, kinds), schema)
+        # Spark takes no table without a batch.
+        table = pa.Table.from_batches(rows, kinds) if rows else kinds.empty_table()
+        yield spark.createDataFrame(table, schema)
         taker.settle()
     finally:
         taker.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import threading
@@ -17,8 +18,9 @@ from pyspark.sql.types import BinaryType, StructType
 
 from interop.brokers import TriviumProcess
 from tests.support.certificates import Authority
+from trivium_native.client.topology_operations import declare_stream
 from trivium_native.errors import Fenced, OffsetOutOfRange, TooManyRequests
-from trivium_native.requests import Operation
+from trivium_native.requests import MAX_STREAMS, Operation
 from trivium_native.sync import SyncClient
 from trivium_native.values import Fetched, FramedMessages, Part, Publication
 from trivium_native.wire.frames import unpack
@@ -515,6 +517,25 @@ def test_streams_are_found_by_a_pattern(
     found = connection.snapshot(Selection(pattern=re.compile("a-.*")))
     assert sorted(found) == ["a-1", "a-2"]
     assert connection.snapshot(Selection(pattern=re.compile("nothing"))) == {}
+
+
+def test_more_streams_are_read_than_one_request_names(
+    client: SyncClient, connection: ReconnectingConnection
+) -> None:
+    names = [f"s{number}" for number in range(MAX_STREAMS + 1)]
+    for _ in connection._repeat_each(declare_stream(name, 1) for name in names):
+        pass
+    for given in (
+        {"subscribe": ",".join(names)},
+        {"assign": json.dumps({name: [0] for name in names})},
+    ):
+        offsets = json.dumps({f"{name}/0": 0 for name in names})
+        options = {"url": connection.access.url, "startingOffsets": offsets, **given}
+        selection = parse_read_options(options, is_streaming=False).selection
+        assert list(connection.snapshot(selection)) == names
+    client.delete_stream(names[-1])
+    with pytest.raises(OptionError, match=f"^stream '{names[-1]}' .*does not exist$"):
+        connection.snapshot(Selection(tuple(names)))
 
 
 def test_only_partitions_that_are_assigned_are_read(

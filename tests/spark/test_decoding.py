@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import json
 import pickle
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from typing import Any
@@ -343,3 +345,22 @@ def test_json_without_a_schema_is_refused_where_spark_asks_for_the_columns() -> 
         decoded_schema(decoding("json"), PLAIN)
     with pytest.raises(OptionError, match="no schema of Spark"):
         decoded_schema(decoding("json", '{"type": "x"}'), PLAIN)
+
+
+@pytest.mark.parametrize(
+    ("form", "library", "extra"), [("json", "msgspec", "spark"), ("avro", "fastavro", "avro")]
+)
+def test_a_library_that_is_missing_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, form: str, library: str, extra: str
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    module = f"trivium_spark.{form}_payloads"
+    # That of the package is the one that was imported last.
+    before = importlib.import_module(module)
+    monkeypatch.setattr(sys.modules["trivium_spark"], f"{form}_payloads", before)
+    monkeypatch.delitem(sys.modules, module)
+    with pytest.raises(OptionError) as caught:
+        importlib.import_module(module)
+    assert str(caught.value).startswith(f"option decode = {form}: ")
+    assert str(caught.value).endswith(f" (pip install 'trivium[{extra}]')")
+    assert "\n" not in str(caught.value)

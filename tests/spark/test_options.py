@@ -275,6 +275,11 @@ def test_what_a_batch_query_writes_may_be_a_micro_batch() -> None:
     ):
         with pytest.raises(OptionError, match=named):
             parse_write_options({**given, **changed}, is_streaming=False)
+    # They are not for users.
+    with pytest.raises(
+        OptionError, match=r"the options are .*tlsServerName, topic, url, username$"
+    ):
+        parse_write_options({"url": URL, "path": "/x"}, is_streaming=False)
 
 
 @pytest.mark.parametrize(

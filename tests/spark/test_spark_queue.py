@@ -118,3 +118,15 @@ def test_a_batch_of_a_queue_is_settled_where_its_block_ends_well(
     assert waiting(client) == 10
     with pytest.raises(AnalysisException, match=r"use trivium_spark\.read_queue"):
         spark.read.format("trivium").options(**given).load().collect()
+
+
+@pytest.mark.parametrize(
+    "decoding", [{}, {"decode": "text"}, {"decode": "json", "schema": "n int"}], ids=str
+)
+def test_a_batch_of_an_empty_queue_has_no_rows(
+    spark: SparkSession, broker: TriviumProcess, client: SyncClient, decoding: dict[str, str]
+) -> None:
+    client.declare_queue("q")
+    with trivium_spark.read_queue(spark, url=broker.url, queue="q", **decoding) as frame:
+        assert frame.collect() == []
+        assert ("data" in frame.columns) == bool(decoding)

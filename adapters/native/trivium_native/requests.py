@@ -3,7 +3,24 @@
 from __future__ import annotations
 
 from trivium_native.client.group_operations import committed
-from trivium_native.client.operations import Operation, fetch, offset_for_timestamp, publish, stage
-from trivium_native.wire.frames import FILTER
+from trivium_native.client.operations import (
+    Operation,
+    fetch,
+    metadata,
+    offset_for_timestamp,
+    publish,
+    stage,
+)
+from trivium_native.wire.frames import FILTER, MAX_STREAMS
 
-__all__ = ["FILTER", "Operation", "committed", "fetch", "offset_for_timestamp", "publish", "stage"]
+__all__ = [
+    "FILTER",
+    "MAX_STREAMS",
+    "Operation",
+    "committed",
+    "fetch",
+    "metadata",
+    "offset_for_timestamp",
+    "publish",
+    "stage",
+]

@@ -504,7 +504,7 @@ def fetch(
 
 
 def metadata(streams: Sequence[str] | None = None) -> Operation[list[StreamInfo]]:
-    """The named streams, or all of the virtual host. Raises NotFound."""
+    """The named streams, at most 1,024, or all of the virtual host. Raises NotFound."""
     return request(
         frames.METADATA,
         lambda reply: [_stream_info(row) for row in reply["streams"]],

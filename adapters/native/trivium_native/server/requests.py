@@ -45,12 +45,12 @@ from trivium_native.wire.errors import (
     TooManyRequests,
 )
 from trivium_native.wire.fields import Fields
+from trivium_native.wire.frames import MAX_STREAMS
 
 if TYPE_CHECKING:
     from trivium_native.server.connection import NativeConnection
 
-#: Streams that one METADATA may name, and partitions that are looked at for its reply.
-MAX_STREAMS: Final = 1024
+#: Partitions that are looked at for the reply to one METADATA.
 MAX_DESCRIBED: Final = 131_072
 _FEWER: Final = "too many partitions for one reply: name fewer streams"
 

@@ -104,6 +104,8 @@ LARGE_FRAME: Final = 64 * 1024
 #: Longest msgpack body, and the most items of one of its arrays or maps.
 MAX_FIELDS_BYTES: Final = 1 << 20
 MAX_ITEMS: Final = 65_536
+#: Streams that one METADATA may name.
+MAX_STREAMS: Final = 1024
 #: Deepest nesting of arrays and maps within a msgpack body.
 MAX_DEPTH: Final = 16
 
