@@ -295,7 +295,7 @@ class Load:
                 client.commit("billing", name, {0: 0, 1: 0})
                 client.commit(MARKUP, name, {2: 0})
             while not self._is_over.wait(PACE):
-                client.publish(
+                client.publish_batch(
                     [
                         Publication(payload=b'{"value": 21.5}', routing_key=name, exchange="")
                         for name in STREAMS

@@ -44,7 +44,7 @@ class Roads:
 
     def publish_native(self, suffix: str, payload: bytes = b"x", **fields: Any) -> None:
         publication = Publication(payload=payload, routing_key=f"{self.name}{suffix}", **fields)
-        self.native.publish([publication])
+        self.native.publish_batch([publication])
 
     def nothing_more(self) -> None:
         """Check that nothing else is on its way to the MQTT client or the queue."""

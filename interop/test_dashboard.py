@@ -368,7 +368,7 @@ def test_a_group_goes_on_elsewhere(site: Dashboard) -> None:
     with open_client(site.broker.ports["native"]) as client:
         client.declare_stream("quiet", 2)
         publication = Publication(payload=b"x", routing_key="quiet", exchange="")
-        client.publish([publication] * 10)
+        client.publish_batch([publication] * 10)
         client.commit("late", "quiet", {0: 0, 1: 0})
     site.visit("groups", "/", "late", waits_for="document.querySelector('.figure')")
     lag = "document.querySelector('.figure b').textContent"

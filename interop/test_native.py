@@ -91,7 +91,7 @@ async def test_log_is_read_by_offset_again_and_again(native_port: int, name: str
 def test_partitions_follow_the_key(native_port: int, name: str) -> None:
     with open_client(native_port) as client:
         client.declare_stream(name, 4)
-        client.publish(
+        client.publish_batch(
             [
                 Publication(
                     payload=b"%d" % i,
@@ -121,14 +121,14 @@ def test_idempotent_producer_is_not_repeated_and_fences_older_ones(
         client.declare_stream(name)
         batch = [Publication(payload=b"%d" % i, exchange="", routing_key=name) for i in range(10)]
         producer = client.open_producer(f"{name}-producer")
-        client.publish(batch, producer)
-        client.publish(batch, producer)
+        client.publish_batch(batch, producer)
+        client.publish_batch(batch, producer)
         assert len(await_records(client, name, 10)) == 10
         assert client.metadata([name])[0].partitions[0].high_watermark == 10
         newer = client.open_producer(f"{name}-producer")
         assert newer == Producer(newer.name, producer.epoch + 1, 10)
         with pytest.raises(Fenced):
-            client.publish(batch, Producer(producer.name, producer.epoch, 10))
+            client.publish_batch(batch, Producer(producer.name, producer.epoch, 10))
         client.delete_stream(name)
 
 
@@ -137,7 +137,7 @@ def test_refusals(native_port: int, name: str) -> None:
         open_sync(f"trivium://guest:wrong@{LOOPBACK}:{native_port}")
     with open_client(native_port) as client:
         with pytest.raises(Unroutable):
-            client.publish([Publication(payload=b"x", routing_key=name, mandatory=True)])
+            client.publish_batch([Publication(payload=b"x", routing_key=name, mandatory=True)])
         with pytest.raises(NotFound):
             client.metadata([name])
         client.declare_stream(name, 2)

@@ -61,7 +61,7 @@ def publish_by_every_road(
         opened.basic_publish("amq.topic", f"{name}.amqp", body, BasicProperties(headers={"k": 3}))
     with open_client(native_port) as native:
         properties = Properties(key=b"key", headers=[("k", "4")])
-        native.publish(
+        native.publish_batch(
             [Publication(payload=body, routing_key=f"{name}.na/tive", properties=properties)]
         )
 
@@ -164,7 +164,7 @@ def test_spark_reads_and_writes_by_tls_with_a_token(
     with connect(url, tls=ClientTls(ca=ca), password=token) as native:
         for stream in ("source", "copy"):
             native.declare_stream(stream)
-        native.publish(
+        native.publish_batch(
             [Publication(payload=b"%d" % n, exchange="", routing_key="source") for n in range(9)]
         )
     # Executors get the authority as a text, and the token's file by its name.

@@ -81,7 +81,7 @@ def test_everything_is_there_after_a_stop(stoppable: TriviumProcess) -> None:
             opened.basic_publish("", "kept", b"%d" % i, PERSISTENT)
     with open_client(stoppable.ports["native"]) as client:
         client.declare_stream("log")
-        client.publish([Publication(payload=b"x", exchange="", routing_key="log")] * 50)
+        client.publish_batch([Publication(payload=b"x", exchange="", routing_key="log")] * 50)
     with Mqtt(stoppable.ports["mqtt"]) as publisher:
         publisher.publish("kept/retained", b"r", retain=True)
     assert stoppable.stop() == EXIT_OK

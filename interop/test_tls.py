@@ -210,7 +210,7 @@ def test_native_roundtrip(site: Site) -> None:
     with connect(url, tls=tls) as client:
         client.declare_stream("native")
         client.bind_stream("native", "amq.topic", "native")
-        client.publish([Publication(payload=b"x" * 300_000, routing_key="native")])
+        client.publish_batch([Publication(payload=b"x" * 300_000, routing_key="native")])
         (batch,) = client.fetch("native", 0, 0).batches
         assert [record.payload for record in batch.records(0)] == [b"x" * 300_000]
         client.delete_stream("native")

@@ -239,13 +239,24 @@ def test_the_brokers_own_loop_does_not_wait_for_itself(broker: EmbeddedBroker) -
 
 def test_nothing_runs_once_it_has_stopped() -> None:
     with embedded.start(ALONE) as broker:
-        context = broker.client()
-        client = context.__enter__()
+        client = broker.client()
     with pytest.raises(RuntimeError, match="has stopped"):
         client.declare_queue("q")
 
 
 # The client
+
+
+def test_a_client_is_there_until_it_is_closed(broker: EmbeddedBroker) -> None:
+    client = broker.client()
+    client.declare_queue("q")
+    client.close()
+    with pytest.raises(errors.ConnectionFailed, match="closed"):
+        client.declare_queue("q")
+    with broker.client() as client:
+        client.declare_queue("q")
+    with pytest.raises(errors.ConnectionFailed, match="closed"):
+        client.declare_queue("q")
 
 
 def test_publish_consume_acknowledge_declare(broker: EmbeddedBroker) -> None:

@@ -131,7 +131,7 @@ def test_a_test_looks_on_without_a_socket(
 def test_each_test_begins_with_nothing(number: int, mqtt_url: str, trivium_url: str) -> None:
     with connect(trivium_url) as client:
         assert client.declare_queue("q").messages == 0
-        client.publish(
+        client.publish_batch(
             [
                 Publication(payload=b"1", exchange="", routing_key="q"),
                 Publication(payload=b"kept", routing_key="topic", retain=True),

@@ -17,7 +17,6 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Coroutine
-from contextlib import AbstractContextManager
 from functools import cache
 from types import TracebackType
 from typing import Any, Final, Self, TypeVar
@@ -108,16 +107,14 @@ class EmbeddedBroker:
         except LoopStopped:
             raise RuntimeError("the broker has stopped") from None
 
-    def client(
-        self, *, vhost: str = "/", username: str | None = None, **settings: Any
-    ) -> AbstractContextManager[Any]:
-        """``Broker.client`` for a program that blocks, for the time of the block.
+    def client(self, *, vhost: str = "/", username: str | None = None, **settings: Any) -> Any:
+        """``Broker.client`` for a program that blocks, connected once this returns.
 
         It has the same methods: what is awaited there blocks here, ``async with`` is ``with`` and
-        ``async for`` is ``for``. Callbacks run on the broker's loop.
+        ``async for`` is ``for``. ``close``, or the end of its own ``with``, closes it. Callbacks
+        run on the broker's loop.
         """
-        made = self.broker.client(vhost=vhost, username=username, **settings)
-        return Blocking(self, made)
+        return Blocking(self, self.broker).client(vhost=vhost, username=username, **settings)
 
 
 class Blocking:

@@ -44,10 +44,12 @@ from trivium_native.requests import (
     Operation,
     committed,
     fetch,
+    finish,
     metadata,
     offset_for_timestamp,
     publish,
     stage,
+    start,
 )
 from trivium_native.sync import SyncClient, connect
 from trivium_native.transaction import Transaction
@@ -301,7 +303,7 @@ class ReconnectingConnection:
         request = _fetch(wanted, position, max_bytes, topic_filter)
         # What is wrong with the connection is seen when the answer is wanted.
         with suppress(NativeError):
-            self._ahead = (wanted, position), self._connected().start(request), request
+            self._ahead = (wanted, position), start(self._connected(), request), request
 
     def _fetched(
         self, wanted: OffsetRange, position: int, max_bytes: int, topic_filter: str | None
@@ -310,7 +312,7 @@ class ReconnectingConnection:
             ahead, self._ahead = self._ahead, None
             if ahead is not None:
                 place, number, request = ahead
-                fetched = client.finish(number, request)
+                fetched = finish(client, number, request)
                 if place == (wanted, position):
                     return fetched
             return client.run(_fetch(wanted, position, max_bytes, topic_filter))
@@ -504,10 +506,10 @@ class ReconnectingConnection:
             try:
                 client = self._connected()
                 while len(sent) < len(under_way):
-                    sent.append(client.start(under_way[len(sent)]))
+                    sent.append(start(client, under_way[len(sent)]))
                 if is_more and len(under_way) < _UNDER_WAY:
                     continue
-                result = client.finish(sent[0], under_way[0])
+                result = finish(client, sent[0], under_way[0])
             except TRANSIENT as error:
                 self.close()
                 sent.clear()

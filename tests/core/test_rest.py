@@ -113,6 +113,18 @@ async def test_a_stream_is_given_more_partitions(tmp_path: Path) -> None:
         assert (await site.ask("PUT", missing, json={"partitions": 2}))[0] == 404
 
 
+async def test_how_far_a_group_is_comes_by_stream_and_partition(tmp_path: Path) -> None:
+    async with serve(tmp_path, protocols=["native"]) as site:
+        address = site.broker.listeners["native"]
+        async with trivium_native.connect(f"trivium://root:p@{address}") as client:
+            for name in ("b", "a"):
+                await client.declare_stream(name, 2)
+                await client.commit("g", name, {1: 0, 0: 0})
+        _, found = await site.ask("GET", "vhosts/%2F/groups/g/offsets")
+        places = [(each["stream"], each["partition"]) for each in found["items"]]
+        assert places == [("a", 0), ("a", 1), ("b", 0), ("b", 1)]
+
+
 async def test_a_group_is_shown_with_its_lag_reset_and_deleted(tmp_path: Path) -> None:
     async with serve(tmp_path, protocols=["native"]) as site:
         await site.ask("PUT", "vhosts/%2F/streams/s", json={"partitions": 1})

@@ -122,7 +122,7 @@ def publish_by_native(
     with suppress(NativeError), open_client(port) as client:
         while number < stop:
             number += BATCH
-            client.publish(batch(number - BATCH))
+            client.publish_batch(batch(number - BATCH))
             acknowledged += range(number - BATCH, number)
             kills.acknowledged()
     return number

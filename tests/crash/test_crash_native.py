@@ -67,7 +67,7 @@ def test_ack_means_the_whole_batch_is_kept(broker: TriviumProcess, seed: int, ta
         nonlocal sent
         number = sent
         sent += BATCH
-        client.publish(batch(number))
+        client.publish_batch(batch(number))
         acknowledged.append(number)
         kills.acknowledged()
         return len(acknowledged) < count
@@ -103,7 +103,7 @@ def test_idempotent_producer_publishes_exactly_once(broker: TriviumProcess, seed
         assert next_number <= producer.sequence <= next_number + BATCH
         next_number = producer.sequence
         while next_number < count * BATCH:
-            client.publish(batch(next_number), producer)
+            client.publish_batch(batch(next_number), producer)
             next_number += BATCH
             producer = type(producer)(producer.name, producer.epoch, next_number)
             kills.acknowledged()
@@ -120,7 +120,7 @@ def test_commit_means_the_offset_is_kept(broker: TriviumProcess, seed: int) -> N
     kills = Kills(broker, seed, count)
     with open_client(broker.ports["native"]) as client:
         incarnation = client.declare_stream("crash", 2)
-        client.publish(
+        client.publish_batch(
             [Publication(payload=b"x", exchange="", routing_key="crash") for _ in range(1000)]
         )
         ends = [p.high_watermark for p in client.metadata(["crash"])[0].partitions]
@@ -170,7 +170,7 @@ async def test_transactions_move_messages_exactly_once(broker: TriviumProcess, s
         for name in ("source", "log"):
             setup.declare_stream(name)
         for first in range(0, count * TAKEN, BATCH):
-            setup.publish(
+            setup.publish_batch(
                 [
                     to(name, b"%d" % number)
                     for number in range(first, first + BATCH)
@@ -239,7 +239,7 @@ async def test_ack_of_a_delivery_means_that_it_stays_away(broker: TriviumProcess
         client.declare_queue("crash")
         client.bind_queue("crash", "amq.topic", "crash.#")
         for number in (0, 10):
-            client.publish(batch(number))
+            client.publish_batch(batch(number))
     with suppress(NativeError):
         async with (
             connect(native_url(broker.ports["native"])) as consumer,

@@ -107,7 +107,7 @@ async def test_a_consumer_goes_on_and_settles_each_message(
     with open_client(broker.ports["native"]) as setup:
         setup.declare_queue("crash")
         for number in range(0, count, BATCH):
-            setup.publish([_to_queue(n) for n in range(number, number + BATCH)])
+            setup.publish_batch([_to_queue(n) for n in range(number, number + BATCH)])
     settled: set[int] = set()
     doubtful: set[int] = set()
     async with (
@@ -147,7 +147,9 @@ async def test_a_member_goes_on_and_commits_exactly_what_it_read(
         client.declare_stream("source", 2)
         client.declare_queue("out")
         for number in range(count):
-            client.publish([Publication(payload=b"%d" % number, exchange="", routing_key="source")])
+            client.publish_batch(
+                [Publication(payload=b"%d" % number, exchange="", routing_key="source")]
+            )
     moved: list[int] = []
     async with connect(url_of(broker), reconnect=FAST) as client, killed(broker, kills):
         producer = await client.open_producer("mover", transactional=True)
@@ -191,7 +193,7 @@ def test_the_blocking_client_goes_on_by_itself_and_doubles_nothing(
         restarts = threading.Thread(target=kills.restart_each)
         restarts.start()
         for number in range(0, count * BATCH, BATCH):
-            client.publish(batch(number), replace(producer, sequence=number))
+            client.publish_batch(batch(number), replace(producer, sequence=number))
             kills.acknowledged()
         restarts.join()
         found = [int(record.payload) for record in read_all(client, "crash")]

@@ -75,7 +75,7 @@ class Filler:
                     for i in range(BATCH)
                 ]
                 try:
-                    client.publish(publications)
+                    client.publish_batch(publications)
                 except (Blocked, ConnectionFailed):
                     return
                 self.acknowledged += range(number, number + BATCH)
@@ -168,7 +168,7 @@ def use_up_the_disk(ports: dict[str, int]) -> None:
             assert device.subscribe("other") == 0
             assert not info.is_published()
             with open_client(ports["native"]) as client, pytest.raises(Blocked, match="on disk"):
-                client.publish([Publication(payload=b"native", routing_key="native")])
+                client.publish_batch([Publication(payload=b"native", routing_key="native")])
             assert count(consumer, "q") == before
             waiting = {b"amqp", b"mqtt"}
 
@@ -183,7 +183,7 @@ def use_up_the_disk(ports: dict[str, int]) -> None:
         assert told == ["low on disk", "go on"]
         wait_for(lambda: readiness(ports["http"]) == READY, "the alarm goes on")
         with open_client(ports["native"]) as client:
-            client.publish([Publication(payload=b"native", routing_key="native")])
+            client.publish_batch([Publication(payload=b"native", routing_key="native")])
         assert device.publish("mqtt", b"after") == 0
         rest = drain(consumer, "q", lambda payload: payload == b"after")
         assert rest == [b"native", b"after"]

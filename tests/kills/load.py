@@ -56,7 +56,7 @@ class Load(threading.Thread):
                     continue
                 payloads = [b"%d" % number for number in range(self.count, self.count + REQUEST)]
                 numbered = replace(producer, sequence=self.count)
-                client.publish(FramedMessages.from_payloads(payloads, TO_SOURCE), numbered)
+                client.publish_batch(FramedMessages.from_payloads(payloads, TO_SOURCE), numbered)
                 self.count += REQUEST
 
     def stop(self) -> int:

@@ -15,7 +15,9 @@ from tests.support.interference import Interference
 from tests.support.live import TIMEOUT, FakeBroker, running
 from trivium_native import connect, errors
 from trivium_native.client import Client, connection, lasting, sync
+from trivium_native.client.client import connection_of
 from trivium_native.client.reconnecting import shares
+from trivium_native.client.sync import socket_of
 from trivium_native.client.url import Target, make_target
 from trivium_native.sync import connect as connect_sync
 from trivium_native.transaction import Transaction
@@ -92,7 +94,7 @@ async def test_a_client_connects_again_past_a_place_that_never_answers(
 ) -> None:
     async with FakeBroker(b"") as silent:
         client = await connect(network.url, timeout=TIMEOUT, reconnect=AT_ONCE)
-        lasts = client.connection
+        lasts = connection_of(client)
         assert isinstance(lasts, lasting.LastingConnection)
         lasts.target = make_target(f"{silent.url},{network.place}")
         network.cut()
@@ -215,11 +217,11 @@ async def test_closing_waits_for_no_broker_that_reads_no_more(
     publishing = [asyncio.create_task(client.publish_batch(big)) for _ in range(4)]
     await asyncio.sleep(0)
     await asyncio.sleep(0)
-    transport = client.connection.transport
+    transport = connection_of(client).transport
     assert transport is not None
     await client.close()
     assert transport.is_closing()
-    await client.connection.is_gone.wait()
+    await connection_of(client).is_gone.wait()
     for task in publishing:
         with pytest.raises(errors.ConnectionFailed):
             await task
@@ -237,10 +239,10 @@ async def test_the_blocking_client_closes_in_time_too(
         loop.call_soon_threadsafe(network.mute)
         loop.call_soon_threadsafe(is_muted.set)
         is_muted.wait(TIMEOUT)
-        client.socket.settimeout(0)
+        socket_of(client).settimeout(0)
         with suppress(BlockingIOError):
             while True:
-                client.socket.send(bytes(1 << 20))
+                socket_of(client).send(bytes(1 << 20))
         start = time.monotonic()
         client.close()
         return time.monotonic() - start
@@ -352,7 +354,7 @@ async def test_a_call_that_is_given_up_leaves_the_client_usable(
         for partition in range(2):
             await client.publish(b"x", exchange="", routing_key="s", key=b"%d" % partition)
         await asyncio.wait_for(anext(consumer), TIMEOUT)
-    assert client.connection.requests == {}
+    assert connection_of(client).requests == {}
 
 
 async def test_a_poll_that_is_given_up_leaves_what_it_gets_to_the_next(client: Client) -> None:
@@ -390,7 +392,7 @@ async def test_a_join_that_is_given_up_leaves_no_member(client: Client) -> None:
         joining = asyncio.ensure_future(stack.enter_async_context(client.join("g", ["s"])))
         for _ in range(5):
             await asyncio.sleep(0)
-        assert client.connection.requests
+        assert connection_of(client).requests
         joining.cancel()
         await asyncio.gather(joining, return_exceptions=True)
     # One answer behind that to JOIN, one behind LEAVE.

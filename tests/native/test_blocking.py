@@ -15,7 +15,9 @@ import pytest
 from tests.support.live import TIMEOUT, running
 from trivium_native import errors
 from trivium_native.client import Client
+from trivium_native.client.client import connection_of
 from trivium_native.client.lasting import LastingConnection
+from trivium_native.client.sync import background_of
 from trivium_native.sync import SyncClient, connect
 from trivium_native.transaction import Transaction
 from trivium_native.values import AssignedPartition, Publication, Reconnect
@@ -178,7 +180,7 @@ async def test_a_member_reads_commits_and_moves(url: str) -> None:
             consumer.pause("s", 0)
             consumer.seek("s", 1, "first")
             batch = next(consumer)
-            assert (batch.partition, batch.offset) == (1, 0)
+            assert (batch.partition, batch.start) == (1, 0)
             (commit,) = consumer.offsets()
             client.commit_transaction(_committing(commit))
             consumer.committed([commit])
@@ -312,7 +314,7 @@ async def test_a_subscription_outlives_its_connection(url: str) -> None:
             connect(url, timeout=TIMEOUT, on_connected=on_connected, reconnect=reconnect) as client,
             client.subscribe("#") as messages,
         ):
-            background = client.in_background()
+            background = background_of(client)
             background.ask(lambda: _lose(background.client))
             assert back.wait(TIMEOUT)
             client.publish(b"a")
@@ -323,7 +325,7 @@ async def test_a_subscription_outlives_its_connection(url: str) -> None:
 
 def _lose(client: Client) -> None:
     """End the connection, as the network would."""
-    connection = client.connection
+    connection = connection_of(client)
     assert isinstance(connection, LastingConnection)
     assert connection.road is not None
     connection.road.connection_lost(None)
@@ -348,7 +350,7 @@ async def test_a_time_limit_holds_beside_a_subscription(url: str) -> None:
     def work(client: SyncClient) -> None:
         client.declare_stream("s")
         with client.subscribe("#"):
-            with pytest.raises(errors.TimedOut):
+            with pytest.raises(errors.TimedOut, match=r"no answer within 0\.01 s$"):
                 client.within(0.01).fetch("s", 0, 0, max_wait=TIMEOUT)
             assert client.fetch("s", 0, 0).batches == []
 

@@ -81,7 +81,7 @@ async def publish_async(url: str, **options: object) -> None:
 async def publish_sync(url: str, **options: object) -> None:
     def run() -> None:
         with sync.connect(url, timeout=TIMEOUT, **options) as client:  # type: ignore[arg-type]
-            client.publish([Publication(payload=b"x" * 300_000, routing_key="a")])
+            client.publish_batch([Publication(payload=b"x" * 300_000, routing_key="a")])
 
     await asyncio.to_thread(run)
 

@@ -13,6 +13,7 @@ import pytest
 from tests.support.live import TIMEOUT, running
 from trivium_native import connect, errors
 from trivium_native.client import Client
+from trivium_native.client.client import connection_of
 from trivium_native.client.consumer import Callback, GroupBatch, GroupConsumer
 from trivium_native.transaction import Transaction
 from trivium_native.values import AssignedPartition, Producer, Publication
@@ -75,7 +76,9 @@ async def read(consumer: GroupConsumer, log: Log, count: int) -> None:
     wanted = len(log.read) + count
     while len(log.read) < wanted:
         batch = await anext(consumer)
-        log.read += [int(record.payload) for record in batch.records()]
+        records = list(batch.records())
+        assert records[0].offset == batch.start
+        log.read += [int(record.payload) for record in records]
         await consumer.commit()
 
 
@@ -224,7 +227,7 @@ async def test_the_same_on_one_connection(client: Client) -> None:
             with pytest.raises(errors.Fenced):
                 await anext(old)
         # The end of the old one takes nothing from the new one.
-        assert client.connection.members["g", "m"] is new
+        assert connection_of(client).members["g", "m"] is new
         await put(client, range(10))
         await read(new, log, 10)
     assert sorted(log.read) == list(range(10))
@@ -274,8 +277,8 @@ async def test_a_lost_connection_ends_an_iterator_that_is_not_to_last_and_the_me
         first.join("g", ["s"], member="m") as consumer,
     ):
         await read(consumer, log, 20)
-        assert first.connection.transport is not None
-        first.connection.transport.abort()
+        assert connection_of(first).transport is not None
+        connection_of(first).transport.abort()
         with pytest.raises(errors.ConnectionFailed):
             await anext(consumer)
     async with connect(url) as second, second.join("g", ["s"], member="m") as consumer:

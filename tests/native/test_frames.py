@@ -106,6 +106,7 @@ ENCODED = {
                 "member": "m",
                 "generation": 1,
                 "heartbeat_ms": 10_000,
+                "members": ["m"],
                 "assigned": [["s", "5f", [[0, 42], [1, None]]]],
                 "streams": [["s", "5f", 2]],
             }
@@ -167,6 +168,7 @@ def test_the_documented_reply_to_join_is_read() -> None:
         MEMBER,
         10.0,
         [AssignedPartition("s", "5f", 0, 42), AssignedPartition("s", "5f", 1, None)],
+        ["m"],
         streams={("s", "5f"): 2},
     )
 

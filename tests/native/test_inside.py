@@ -14,7 +14,8 @@ from tests.support.live import TIMEOUT, running_inside
 from trivium.config import EVERYTHING, UserConfig
 from trivium.runtime.broker import Broker
 from trivium.security.permissions import grants_of
-from trivium_native import connect, errors
+from trivium_native import connect, errors, inside
+from trivium_native.client.client import connection_of
 from trivium_native.client.receiving import LIVE_BACKLOG
 from trivium_native.values import Publication
 
@@ -85,7 +86,7 @@ async def test_what_the_broker_does_not_take_yet_waits_in_the_program() -> None:
     """Requests wait once the transport is full: neither side's memory grows."""
     async with running_inside() as broker, broker.client(window=8) as client:
         await client.declare_queue("q", arguments={"x-max-length": 1})
-        transport = client.connection.transport
+        transport = connection_of(client).transport
         largest = 0
 
         async def publish() -> None:
@@ -235,3 +236,20 @@ async def test_numbers_that_do_not_fit_are_refused_before_they_are_sent() -> Non
             with pytest.raises(errors.InvalidArgument, match="no number of seconds"):
                 await client.fetch("s", 0, 0, max_wait=time)
         assert (await client.metadata(["s"]))[0].name == "s"
+
+
+async def test_a_client_is_there_until_it_is_closed() -> None:
+    async with running_inside() as broker:
+        client = await broker.client()
+        other = await inside.connect(broker)
+        await client.declare_queue("q")
+        assert (await other.declare_queue("q")).name == "q"
+        assert len(broker.connections) == 2
+        await client.close()
+        await other.close()
+        with pytest.raises(errors.ConnectionFailed, match="closed"):
+            await client.declare_queue("q")
+        async with await broker.client() as third:
+            await third.declare_queue("q")
+        with pytest.raises(errors.ConnectionFailed, match="closed"):
+            await third.declare_queue("q")

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from pathlib import Path
 
 import pytest
 from mypy import api
 
+from tests.support.live import running
 from trivium_native import inside
 from trivium_native.client import Client, connect
 from trivium_native.client.blocking import (
@@ -28,12 +30,10 @@ from trivium_native.sync import connect as connect_sync
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = [name for name, value in vars(Operations).items() if isinstance(value, Method)]
 
-#: What one has more than the other. ``publish`` of the blocking one takes many messages as well.
+#: What one has more than the other.
 ONLY_ASYNCHRONOUS: set[str] = set()
-ONLY_BLOCKING = {"finish", "in_background", "max_request", "publish_many", "start"}
-MORE_TO_PUBLISH = {"producer"}
-#: of ``connect``: who blocks has one request under way
-MORE_TO_CONNECT = {"window"}
+ONLY_BLOCKING = {"publish_many"}
+PROPERTIES = {"features", "max_request"}
 #: What blocks are opened by both clients, and what each gives.
 LIVING = {
     LiveMessages: BlockingLiveMessages,
@@ -57,6 +57,11 @@ def public(client: type) -> set[str]:
     return {name for name in dir(client) if not name.startswith("_")}
 
 
+def public_of(client: object) -> set[str]:
+    """What an object has, with what it was given when it was made."""
+    return {name for name in dir(client) if not name.startswith("_")}
+
+
 def taken(function: object) -> dict[str, tuple[object, object, object]]:
     """The parameters: kind, type and default of each."""
     assert callable(function)
@@ -71,9 +76,7 @@ def test_the_clients_have_the_same_names_but_these() -> None:
     assert public(SyncClient) - public(Client) == ONLY_BLOCKING
 
 
-@pytest.mark.parametrize(
-    "name", sorted((public(Client) & public(SyncClient)) - {"publish", "features"})
-)
+@pytest.mark.parametrize("name", sorted((public(Client) & public(SyncClient)) - PROPERTIES))
 def test_what_both_clients_have_takes_the_same(name: str) -> None:
     assert taken(getattr(Client, name)) == taken(getattr(SyncClient, name))
 
@@ -88,19 +91,20 @@ def test_what_lives_on_a_connection_has_the_same_in_both(one: type, other: type)
             assert taken(getattr(one, name)) == taken(getattr(other, name))
 
 
-def test_publish_takes_one_message_alike() -> None:
-    one, other = taken(Client.publish), taken(SyncClient.publish)
-    assert set(other) - set(one) == MORE_TO_PUBLISH
-    assert {name: other[name] for name in one if name != "payload"} == {
-        name: found for name, found in one.items() if name != "payload"
-    }
+async def test_what_objects_have_both_clients_have() -> None:
+    async with running() as url, connect(url) as client:
+        asynchronous = public_of(client)
+        blocking = await asyncio.to_thread(names_of_blocking, url)
+    assert (asynchronous - blocking, blocking - asynchronous) == (ONLY_ASYNCHRONOUS, ONLY_BLOCKING)
+
+
+def names_of_blocking(url: str) -> set[str]:
+    with connect_sync(url) as client:
+        return public_of(client)
 
 
 def test_connect_takes_the_same() -> None:
-    one, other = taken(connect), taken(connect_sync)
-    assert set(one) - set(other) == MORE_TO_CONNECT
-    # Each has a time-out of its own.
-    assert {name for name in other if one[name] != other[name]} == {"timeout"}
+    assert taken(connect) == taken(connect_sync)
 
 
 def documented(owner: type) -> list[str]:
@@ -156,7 +160,7 @@ def test_a_client_inside_the_broker_is_the_one_for_asyncio() -> None:
     assert {name: parameters[name] for name in parameters if name in everywhere} == {
         name: everywhere[name] for name in parameters if name in everywhere
     }
-    assert given(inside.connect) == "Client"
+    assert given(inside.connect) == given(connect)
 
 
 @pytest.mark.parametrize("name", NAMES)

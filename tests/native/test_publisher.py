@@ -13,6 +13,7 @@ from tests.support.live import TIMEOUT, running
 from trivium.messages.message import Properties
 from trivium_native import connect, errors
 from trivium_native.client import Client, operations
+from trivium_native.client.client import connection_of
 from trivium_native.client.lasting import LastingConnection
 from trivium_native.values import FramedMessages, Publication, Reconnect
 
@@ -62,7 +63,7 @@ async def test_messages_are_gathered_in_their_order(client: Client, acks: str) -
 
 async def test_a_lost_connection_doubles_nothing(client: Client) -> None:
     count = 2000
-    connection = client.connection
+    connection = connection_of(client)
     assert isinstance(connection, LastingConnection)
     async with client.publisher(request_bytes=1000) as publisher:
         for number in range(count):
@@ -191,14 +192,14 @@ async def test_settings_that_make_no_sense_are_refused(client: Client) -> None:
 @pytest.mark.parametrize("compression", ["lz4", "zstd"])
 async def test_requests_are_compressed(client: Client, compression: str) -> None:
     sent = 0
-    send = client.connection.protocol.send
+    send = connection_of(client).protocol.send
 
     def counted(operation: operations.Operation[object], wants_reply: bool = True) -> int:
         nonlocal sent
         sent += len(operation.body)
         return send(operation, wants_reply)
 
-    client.connection.protocol.send = counted  # type: ignore[method-assign]
+    connection_of(client).protocol.send = counted  # type: ignore[method-assign]
     numbers = [number for number in range(50) for _ in range(60)]
     async with client.publisher(compression=compression) as publisher:
         for number in numbers:

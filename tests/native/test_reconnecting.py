@@ -19,8 +19,11 @@ from trivium.runtime.broker import Broker
 from trivium.streams.joining import SMALL_RECORDS
 from trivium_native import connect, errors
 from trivium_native.client import Client, operations
+from trivium_native.client.client import connection_of
 from trivium_native.client.lasting import LastingConnection
+from trivium_native.client.sync import background_of, socket_of
 from trivium_native.client.url import Target
+from trivium_native.requests import finish, start
 from trivium_native.sync import SyncClient
 from trivium_native.sync import connect as connect_sync
 from trivium_native.values import Publication, Reconnect
@@ -38,7 +41,7 @@ async def url(request: pytest.FixtureRequest, tmp_path: Path) -> AsyncIterator[s
 
 def lose(client: Client) -> None:
     """End the connection, as the network would."""
-    connection = client.connection
+    connection = connection_of(client)
     assert isinstance(connection, LastingConnection)
     assert connection.road is not None
     connection.road.connection_lost(None)
@@ -47,9 +50,9 @@ def lose(client: Client) -> None:
 async def until_sent(client: Client, count: int) -> None:
     """Let tasks run until so many requests are sent; none is answered before the next turn."""
     for _ in range(5):
-        if len(client.connection.requests) < count:
+        if len(connection_of(client).requests) < count:
             await asyncio.sleep(0)
-    assert len(client.connection.requests) == count
+    assert len(connection_of(client).requests) == count
 
 
 class Events:
@@ -132,7 +135,7 @@ async def test_numbered_publishes_under_way_are_repeated_in_their_order(url: str
             tasks.append(asyncio.create_task(client.publish_batch(batch, numbered)))
             if number % 50 == 25:
                 await asyncio.sleep(0)
-                assert client.connection.requests
+                assert connection_of(client).requests
                 lose(client)
             elif number % 50 == 45:
                 await events.until_connected(number // 50 + 2)
@@ -238,7 +241,7 @@ async def test_the_blocking_client_gets_no_record_twice(url: str) -> None:
         with connect_sync(url, reconnect=AT_ONCE) as client, client.read("s", credit=1) as batches:
             read = [each.offset for each in next(batches).records()]
             asyncio.run_coroutine_threadsafe(joined_meanwhile(other, 20), loop).result()
-            background = client.in_background()
+            background = background_of(client)
             background.ask(lambda: lose(background.client))
             while len(read) < 20 + SMALL_RECORDS:
                 read += [each.offset for each in next(batches).records()]
@@ -288,7 +291,7 @@ async def test_a_subscription_whose_source_is_gone_ends(url: str) -> None:
         await client.declare_queue("q", exclusive=True)
         await other.declare_stream("s")
         async with client.consume("q") as queue, client.read("s") as log:
-            connection = client.connection
+            connection = connection_of(client)
             assert isinstance(connection, LastingConnection)
             lose(client)
             await other.delete("stream", "s")
@@ -371,7 +374,7 @@ async def test_a_client_that_may_not_come_in_again_ends(tmp_path: Path) -> None:
     async with asyncio.timeout(TIMEOUT), running(users=True) as url:
         place = url.removeprefix("trivium://")
         client = await connect(f"trivium://u:p@{place}", reconnect=AT_ONCE)
-        connection = client.connection
+        connection = connection_of(client)
         assert isinstance(connection, LastingConnection)
         connection.target = Target("127.0.0.1", int(place.rpartition(":")[2]), "/", "u", "wrong")
         lose(client)
@@ -428,14 +431,14 @@ async def test_the_blocking_client_repeats_what_it_may(url: str) -> None:
     def work(client: SyncClient) -> None:
         client.declare_stream("s")
         client.bind_stream("s", "amq.topic", "#")
-        client.socket.close()
+        socket_of(client).close()
         producer = client.open_producer("p")
-        client.socket.close()
-        client.publish([Publication(payload=b"1")], producer)
-        client.socket.close()
+        socket_of(client).close()
+        client.publish_batch([Publication(payload=b"1")], producer)
+        socket_of(client).close()
         with pytest.raises(errors.Interrupted):
-            client.publish([Publication(payload=b"2")])
-        client.publish([Publication(payload=b"3")])
+            client.publish_batch([Publication(payload=b"2")])
+        client.publish_batch([Publication(payload=b"3")])
         fetched = client.fetch("s", 0, 0)
         found = [r.payload for batch in fetched.batches for r in batch.records()]
         assert found == [b"1", b"3"]
@@ -446,13 +449,13 @@ async def test_the_blocking_client_repeats_what_it_may(url: str) -> None:
 async def test_an_answer_of_the_new_connection_is_none_to_a_request_of_the_old(url: str) -> None:
     def work(client: SyncClient) -> None:
         old = operations.metadata(["s"])
-        number = client.start(old)
-        client.socket.close()
+        number = start(client, old)
+        socket_of(client).close()
         client.metadata()
         for _ in range(5):
             client.declare_stream("s")
         with pytest.raises(errors.Interrupted):
-            client.finish(number, old)
+            finish(client, number, old)
 
     await in_thread(url, work)
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from trivium.messages.message import PROTOCOL_NATIVE, Address, Message, Properties
 from trivium.streams.records import encode_batch
-from trivium_native.values import FramedMessages, Publication, StoredBatch
+from trivium_native.values import AssignedPartition, FramedMessages, Publication, StoredBatch
 
 PUBLICATIONS = st.builds(
     Publication,
@@ -115,3 +115,12 @@ def test_records_begin_where_the_reader_goes_on() -> None:
     stored = StoredBatch(100, encode_batch(messages, None, 0), 102)
     for start, expected in ((0, 102), (101, 102), (104, 104)):
         assert next(stored.records(start)).offset == expected
+
+
+def test_assigned_partitions_are_sorted_by_stream_and_partition() -> None:
+    """Also those that the group has no offset in."""
+    places = [("s", 10, None), ("a", 3, 5), ("s", 2, None), ("s", 2, 7), ("a", 0, None)]
+    assigned = [AssignedPartition(stream, "i", number, at) for stream, number, at in places]
+    assert [(each.stream, each.partition) for each in sorted(assigned)] == [
+        *(("a", 0), ("a", 3), ("s", 2), ("s", 2), ("s", 10))
+    ]

@@ -20,7 +20,7 @@ from interop.brokers import TriviumProcess
 from tests.support.certificates import Authority
 from trivium_native.client.topology_operations import declare_stream
 from trivium_native.errors import Fenced, OffsetOutOfRange, TooManyRequests
-from trivium_native.requests import MAX_STREAMS, Operation
+from trivium_native.requests import MAX_STREAMS, Operation, finish, start
 from trivium_native.sync import SyncClient
 from trivium_native.values import Fetched, FramedMessages, Part, Publication
 from trivium_native.wire.frames import unpack
@@ -523,8 +523,9 @@ def test_more_streams_are_read_than_one_request_names(
     client: SyncClient, connection: ReconnectingConnection
 ) -> None:
     names = [f"s{number}" for number in range(MAX_STREAMS + 1)]
-    for _ in connection._repeat_each(declare_stream(name, 1) for name in names):
-        pass
+    under_way = [(start(client, each), each) for each in (declare_stream(n, 1) for n in names)]
+    for request_ in under_way:
+        finish(client, *request_)
     for given in (
         {"subscribe": ",".join(names)},
         {"assign": json.dumps({name: [0] for name in names})},

@@ -37,7 +37,9 @@ def options(broker: TriviumProcess, **more: str) -> QueueOptions:
 
 
 def publish(client: SyncClient, *numbers: int) -> None:
-    client.publish([Publication(payload=b"%d" % n, exchange="", routing_key="q") for n in numbers])
+    client.publish_batch(
+        [Publication(payload=b"%d" % n, exchange="", routing_key="q") for n in numbers]
+    )
 
 
 def waiting(client: SyncClient) -> int:
@@ -222,7 +224,7 @@ def test_a_row_has_what_the_message_has(
     broker: TriviumProcess, queue: None, client: SyncClient
 ) -> None:
     client.bind("queue", "q", pattern="#")
-    client.publish(
+    client.publish_batch(
         [
             Publication(
                 payload=b"x",

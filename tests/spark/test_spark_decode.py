@@ -23,7 +23,9 @@ DDL = "city string, `at` timestamp, rooms array<struct<name: string, t: double>>
 
 def publish(client: SyncClient, *payloads: bytes) -> None:
     client.declare_stream("s", 1)
-    client.publish([Publication(payload=each, exchange="", routing_key="s") for each in payloads])
+    client.publish_batch(
+        [Publication(payload=each, exchange="", routing_key="s") for each in payloads]
+    )
 
 
 def test_json_becomes_columns_and_what_is_bad_stands_beside_them(

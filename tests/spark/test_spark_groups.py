@@ -43,7 +43,7 @@ def test_a_query_that_stops_leaves_its_group(
     available_now: bool,
 ) -> None:
     client.declare_stream("s", 1)
-    client.publish([Publication(payload=b"x", exchange="", routing_key="s")] * 3)
+    client.publish_batch([Publication(payload=b"x", exchange="", routing_key="s")] * 3)
     for _ in range(3):
         query = start(spark, broker, tmp_path / "checkpoint", available_now)
         if available_now:

@@ -39,7 +39,7 @@ def extend(broker: TriviumProcess, partitions: int) -> None:
 
 def publish(client: SyncClient, partition: int, *values: int) -> None:
     properties = Properties(partition=partition)
-    client.publish(
+    client.publish_batch(
         [
             Publication(payload=b"%d" % n, exchange="", routing_key="s", properties=properties)
             for n in values

@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.spark, pytest.mark.timeout(300)]
 @pytest.fixture
 def queue(client: SyncClient) -> None:
     client.declare_queue("q")
-    client.publish(
+    client.publish_batch(
         [Publication(payload=b"%d" % n, exchange="", routing_key="q") for n in range(30)]
     )
 

@@ -47,8 +47,8 @@ def test_values_are_what_was_published(
         Publication(payload=large, routing_key="a/b.c", properties=Properties(key=b"")),
         Publication(payload=b"\x00", routing_key=b""),
     ]
-    client.publish(published[:2])
-    client.publish(published[2:])
+    client.publish_batch(published[:2])
+    client.publish_batch(published[2:])
     rows = load(spark, broker).orderBy("offset").collect()
     assert [bytes(row.value) for row in rows] == [p.payload for p in published]
     assert [row.topic for row in rows] == ["plain", "é/日本", "a.b/c", ""]
@@ -110,7 +110,9 @@ def test_batch_read_with_filters_that_the_source_takes_over(
 ) -> None:
     client.declare_stream("s", 2)
     client.bind_stream("s", "amq.topic", "#")
-    client.publish([Publication(payload=b"%d" % n, routing_key=f"a.{n % 4}") for n in range(40)])
+    client.publish_batch(
+        [Publication(payload=b"%d" % n, routing_key=f"a.{n % 4}") for n in range(40)]
+    )
     whole = load(spark, broker).where("partition >= 0").toPandas()
     (name, query) = ("spark.sql.python.filterPushdown.enabled", "offset < 8 AND topic = 'a/1'")
     query += " AND timestamp > TIMESTAMP '2020-01-01 00:00:00' AND length(value) > 0"
@@ -359,7 +361,7 @@ def test_a_compressed_stream_is_read_like_any_other(
     client.declare_stream("s", 1, {"x-compression": codec})
     client.bind_stream("s", "amq.topic", "#")
     published = [Publication(payload=b"%d" % n + bytes(100), routing_key="a") for n in range(200)]
-    client.publish(published)
+    client.publish_batch(published)
     assert len(client.fetch("s", 0, 0).batches[0].data) < 10_000
     rows = load(spark, broker).orderBy("offset").collect()
     assert [bytes(row.value) for row in rows] == [each.payload for each in published]

@@ -20,7 +20,7 @@ PUSHDOWN = "spark.sql.python.filterPushdown.enabled"
 
 def publish(client: SyncClient, first: int, after: int) -> None:
     """Every fourth message of topic ``a/0``, and so on to ``a/3``."""
-    client.publish(
+    client.publish_batch(
         [Publication(payload=b"%d" % n, routing_key=f"a.{n % 4}") for n in range(first, after)]
     )
 
@@ -58,7 +58,7 @@ def test_a_streaming_query_with_a_filter_goes_on_behind_what_it_leaves_out(
     publish(client, 400, 800)
     reading.rows.clear()
     assert sorted(reading.run()) == list(range(402, 800, 4))
-    client.publish([Publication(payload=b"x", routing_key="b")] * 10)
+    client.publish_batch([Publication(payload=b"x", routing_key="b")] * 10)
     reading.rows.clear()
     assert reading.run() == []
 

@@ -123,7 +123,7 @@ def test_a_full_read_round_trips(
             type_="t",
             app_id="app",
         )
-        client.publish(
+        client.publish_batch(
             [
                 Publication(
                     payload=b"1", routing_key="a.b", properties=said, priority=7, retain=True
@@ -212,7 +212,7 @@ def test_streaming_write_goes_on_after_a_crash_of_the_broker(
 ) -> None:
     def publish(numbers: range) -> None:
         with connect(broker.url) as client:
-            client.publish(
+            client.publish_batch(
                 [Publication(payload=b"%d" % n, routing_key=f"in.{n % 7}") for n in numbers]
             )
 
@@ -291,7 +291,7 @@ def test_what_foreach_batch_writes_counts_once_when_the_batch_is_repeated(
 ) -> None:
     for name in ("source", "copy", "counts"):
         client.declare_stream(name, 1)
-    client.publish([Publication(payload=b"x", exchange="", routing_key="source")] * 50)
+    client.publish_batch([Publication(payload=b"x", exchange="", routing_key="source")] * 50)
     url = broker.url
 
     def run(fails: bool) -> None:

@@ -7,14 +7,12 @@ and what it may do is the same, and so are its methods.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 
 from trivium.runtime.broker import Broker, server_of
 from trivium.runtime.server import ServerStopped
-from trivium_native.client.client import Client, check_window
+from trivium_native.client.client import Connecting
 from trivium_native.client.connection import WRITE_HIGH_WATER, ClientConnection
-from trivium_native.client.defaults import CONNECT_TIMEOUT, DEFAULT_IN_FLIGHT
+from trivium_native.client.defaults import DEFAULT_IN_FLIGHT, DEFAULT_TIMEOUT
 from trivium_native.client.protocol import ClientProtocol
 from trivium_native.client.url import Target
 from trivium_native.wire.errors import ConnectionFailed, TimedOut
@@ -39,37 +37,37 @@ class InsideConnection(ClientConnection):
         await self._ready
 
 
-@asynccontextmanager
-async def connect(
+def connect(
     broker: Broker,
     *,
     vhost: str = "/",
     username: str | None = None,
     name: str = "",
     window: int = DEFAULT_IN_FLIGHT,
-    timeout: float = CONNECT_TIMEOUT,
-) -> AsyncIterator[Client]:
-    """A client of a broker that runs on this event loop, closed at the end of the block.
+    timeout: float = DEFAULT_TIMEOUT,
+) -> Connecting:
+    """Connect to a broker that runs on this event loop, as ``trivium_native.connect`` does by a
+    socket: ``async with connect(broker) as client``, or ``client = await connect(broker)``.
 
     With ``username`` it has that user's permissions, without the owner's. ``window`` is how many
-    publish requests may be in flight. Raises ValueError for less than 1, RuntimeError for a
-    broker that has not started, ConnectionFailed for one that has stopped, AuthenticationFailed,
-    AccessRefused, NotFound (vhost), TimedOut.
+    publish requests may be in flight. Raises ValueError for less than 1; connecting raises
+    RuntimeError for a broker that has not started, ConnectionFailed for one that has stopped,
+    AuthenticationFailed, AccessRefused, NotFound (vhost), TimedOut.
     """
-    check_window(window)
-    target = Target("", vhost=vhost, username=username)
-    connection = InsideConnection(broker, target, name)
-    try:
-        async with asyncio.timeout(timeout):
-            await connection.open(target)
-    except TimeoutError:
-        error = TimedOut("no answer from the broker in time")
-        connection.fail(error)
-        raise error from None
-    except BaseException:
-        connection.fail(ConnectionFailed("connecting was given up"))
-        raise
-    try:
-        yield Client(connection, window)
-    finally:
-        await connection.close()
+
+    async def open_connection() -> ClientConnection:
+        target = Target("", vhost=vhost, username=username)
+        connection = InsideConnection(broker, target, name)
+        try:
+            async with asyncio.timeout(timeout):
+                await connection.open(target)
+        except TimeoutError:
+            error = TimedOut(f"no answer within {timeout} s")
+            connection.fail(error)
+            raise error from None
+        except BaseException:
+            connection.fail(ConnectionFailed("connecting was given up"))
+            raise
+        return connection
+
+    return Connecting(open_connection, window)

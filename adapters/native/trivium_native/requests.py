@@ -1,4 +1,4 @@
-"""Requests as values, for who keeps several under way: ``SyncClient.start`` and ``finish``."""
+"""Requests as values, for who keeps several of a blocking client under way."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from trivium_native.client.operations import (
     publish,
     stage,
 )
+from trivium_native.client.sync import finish, start
 from trivium_native.wire.frames import FILTER, MAX_STREAMS
 
 __all__ = [
@@ -19,8 +20,10 @@ __all__ = [
     "Operation",
     "committed",
     "fetch",
+    "finish",
     "metadata",
     "offset_for_timestamp",
     "publish",
     "stage",
+    "start",
 ]

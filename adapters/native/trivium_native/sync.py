@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from trivium_native.client.sync import (
-    DEFAULT_TIMEOUT,
     SyncClient,
     connect,
 )
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from trivium_native.client.blocking import BlockingPolled as BlockingPolled
 
 __all__ = [
-    "DEFAULT_TIMEOUT",
     "SyncClient",
     "connect",
 ]

@@ -41,9 +41,9 @@ from trivium.streams.joining import RecoveredJoins
 from trivium.vhost.virtual_host import VirtualHost
 
 if TYPE_CHECKING:
-    from contextlib import AbstractAsyncContextManager
     from types import TracebackType
 
+    from trivium.runtime.inside import Connecting
     from trivium.runtime.server import Server
     from trivium.security.web import WebAnswer, WebRequest
 
@@ -239,13 +239,15 @@ class Broker(Host):
 
     def client(
         self, *, vhost: str = "/", username: str | None = None, **settings: Any
-    ) -> AbstractAsyncContextManager[Any]:
-        """A client in this process, for the time of the block, on the broker's loop and without a
-        socket.
+    ) -> Connecting:
+        """A client in this process, on the broker's loop and without a socket.
+
+        ``async with broker.client() as client`` closes it at the end of the block; what
+        ``client = await broker.client()`` gives is closed by ``await client.close()``.
 
         It is the client of the installed protocol that has one for it, with the same methods, and
         ``settings`` are those of its ``connect``. With ``username`` it has the permissions of that
-        user, whose password is not asked; without, those of the broker's owner. Entering raises
+        user, whose password is not asked; without, those of the broker's owner. Connecting raises
         the protocol's errors: for a user or virtual host that there is not, or a broker that has
         stopped. Raises RuntimeError for one that has not started.
         """

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Iterable
-from typing import Any, Final
+from collections.abc import Generator, Iterable
+from typing import Any, Final, Protocol
 
 from trivium.common.pieces import Piece
 from trivium.listen import ListenerConfig
@@ -29,6 +29,16 @@ def inside_listener(protocol: str) -> ListenerConfig:
     return ListenerConfig(
         protocol=protocol, address=f"unix:{INSIDE}", name=INSIDE, methods=(INSIDE,)
     )
+
+
+class Connecting(Protocol):
+    """A client that connects: once it is awaited, or for the time of a block."""
+
+    def __await__(self) -> Generator[Any, None, Any]: ...
+
+    async def __aenter__(self) -> Any: ...
+
+    async def __aexit__(self, *_: object) -> None: ...
 
 
 class InsideTransport(asyncio.Transport):

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 from collections.abc import Callable, Mapping
-from contextlib import AbstractAsyncContextManager
 from functools import partial
 from typing import TYPE_CHECKING, Any, Final, cast
 
@@ -17,7 +16,7 @@ from trivium.runtime.auditing import Auditing
 from trivium.runtime.broker import Broker
 from trivium.runtime.driver import LoopDriver
 from trivium.runtime.handshakes import Handshakes
-from trivium.runtime.inside import InsideTransport, inside_listener, join
+from trivium.runtime.inside import Connecting, InsideTransport, inside_listener, join
 from trivium.runtime.listeners import (
     Listeners,
     connection_limit,
@@ -231,17 +230,13 @@ class Server:
             self.driver.watch_turns()
         return found
 
-    def client(
-        self, vhost: str, username: str | None, settings: Mapping[str, Any]
-    ) -> AbstractAsyncContextManager[Any]:
+    def client(self, vhost: str, username: str | None, settings: Mapping[str, Any]) -> Connecting:
         """As ``Broker.client``."""
         entry = inside_client()
         if entry is None:
             raise ConfigError("no installed protocol has a client for this process")
         make = entry.load()
-        made: AbstractAsyncContextManager[Any] = make(
-            self.broker, vhost=vhost, username=username, **settings
-        )
+        made: Connecting = make(self.broker, vhost=vhost, username=username, **settings)
         return made
 
     def connect(self, protocol: str, client: asyncio.Protocol) -> InsideTransport:

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from trivium.common.loop_thread import LoopStopped, LoopThread
-from trivium_native.client.client import Client, connect
+from trivium_native.client.client import Client, connect, connection_of
 from trivium_native.client.operations import Operation
 from trivium_native.client.reconnecting import Persistence
 from trivium_native.client.url import Target
@@ -71,7 +71,7 @@ class Background:
 
     def _send(self, operation: Operation[None]) -> None:
         with suppress(NativeError):
-            self.client.connection.send(operation, False)
+            connection_of(self.client).send(operation, False)
 
     def schedule(self, function: Callable[[], None]) -> None:
         """Call a function there, without waiting."""
@@ -97,7 +97,7 @@ class Background:
         try:
             return self.call(bounded())
         except TimeoutError:
-            raise TimedOut("no answer in time") from None
+            raise TimedOut(f"no answer within {timeout} s") from None
         finally:
             if inspect.getcoroutinestate(work) == inspect.CORO_CREATED:
                 # The loop had stopped.

@@ -27,15 +27,16 @@ from trivium_native.client import operations
 from trivium_native.client.connection import ClientConnection
 from trivium_native.client.consumer import Callback, GroupConsumer
 from trivium_native.client.defaults import (
-    CONNECT_TIMEOUT,
     DEFAULT_HEARTBEAT,
     DEFAULT_IN_FLIGHT,
+    DEFAULT_TIMEOUT,
     GROUP_CREDIT,
     LOG_CREDIT,
     REBALANCE_TIMEOUT,
     REQUEST_BYTES,
     SESSION_TIMEOUT,
     Progress,
+    check_window,
 )
 from trivium_native.client.lasting import LastingConnection
 from trivium_native.client.methods import AsyncRunner, Operations, Within
@@ -55,12 +56,6 @@ from trivium_native.client.values import (
 from trivium_native.wire.errors import ConnectionFailed, NativeError, StaleMember, TimedOut
 
 T = TypeVar("T")
-
-
-def check_window(window: int) -> None:
-    """Raise ValueError where no publish could ever be in flight."""
-    if window < 1:
-        raise ValueError("window is less than 1")
 
 
 class Connecting:
@@ -96,7 +91,7 @@ def connect(
     name: str = "",
     heartbeat: int = DEFAULT_HEARTBEAT,
     window: int = DEFAULT_IN_FLIGHT,
-    timeout: float = CONNECT_TIMEOUT,
+    timeout: float = DEFAULT_TIMEOUT,
     retry: float = 0.0,
     reconnect: Reconnect | bool = True,
     on_connected: Callable[[Target], None] | None = None,
@@ -139,16 +134,32 @@ class Client(AsyncRunner, Operations):
     """
 
     def __init__(self, connection: ClientConnection, max_in_flight: int) -> None:
-        #: what it speaks through
-        self.connection = connection
+        # What it speaks through.
+        self._connection = connection
         self._in_flight = asyncio.Semaphore(max_in_flight)
+
+    async def __aenter__(self) -> Client:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
     async def close(self) -> None:
         """Say goodbye and close; nothing happens when it is closed already."""
-        await self.connection.close()
+        await self._connection.close()
+
+    @property
+    def features(self) -> frozenset[str]:
+        """What this broker takes that not all do, such as ``filter`` in a fetch."""
+        return self._connection.protocol.features
+
+    @property
+    def max_request(self) -> int:
+        """Bytes of the longest request that the broker takes."""
+        return self._connection.protocol.max_frame
 
     async def run(self, operation: Operation[T]) -> T:
-        connection = self.connection
+        connection = self._connection
         try:
             if operation.publishes:
                 return await connection.publish(operation)
@@ -204,11 +215,6 @@ class Client(AsyncRunner, Operations):
         )
         await self.publish_batch([publication])
 
-    @property
-    def features(self) -> frozenset[str]:
-        """What this broker takes that not all do, such as ``filter`` in a fetch."""
-        return self.connection.protocol.features
-
     async def publish_batch(
         self,
         publications: Sequence[Publication] | FramedMessages,
@@ -226,7 +232,7 @@ class Client(AsyncRunner, Operations):
         """
         if not publications:
             return
-        connection = self.connection
+        connection = self._connection
         codec = operations.codec(compression, connection.protocol.codecs)
         operation = operations.publish(publications, producer, codec)
         wants_no_answer = (
@@ -279,16 +285,16 @@ class Client(AsyncRunner, Operations):
             made_up = f"publisher-{secrets.token_hex(8)}"
             producer = await self.open_producer(made_up if name is None else name)
         publisher = Publisher(
-            self.connection, producer, acks, linger, request_bytes, compression, on_progress
+            self._connection, producer, acks, linger, request_bytes, compression, on_progress
         )
         try:
             yield publisher
             await publisher.flush()
         finally:
             await publisher.close()
-            if producer is not None and name is None and self.connection.error is None:
+            if producer is not None and name is None and self._connection.error is None:
                 # Nobody waits for that: there may be no connection for long.
-                self.connection.send(operations.delete_producer(producer.name), False)
+                self._connection.send(operations.delete_producer(producer.name), False)
 
     # Receiving
 
@@ -301,10 +307,10 @@ class Client(AsyncRunner, Operations):
         ``pattern`` is a binding key (``*`` is one word, ``#`` any number of words).
         """
         messages = LiveMessages(
-            self.connection,
+            self._connection,
             lambda number: operations.subscribe_live(number, exchange, pattern, no_local),
         )
-        async with self.connection.subscribed(messages):
+        async with self._connection.subscribed(messages):
             yield messages
 
     @asynccontextmanager
@@ -331,8 +337,8 @@ class Client(AsyncRunner, Operations):
                 number, queue, room, priority, no_ack, exclusive, own, ack_timeout
             )
 
-        deliveries = Deliveries(self.connection, request, credit, no_ack)
-        async with self.connection.subscribed(deliveries):
+        deliveries = Deliveries(self._connection, request, credit, no_ack)
+        async with self._connection.subscribed(deliveries):
             yield deliveries
 
     @asynccontextmanager
@@ -350,8 +356,8 @@ class Client(AsyncRunner, Operations):
         def request(number: int, room: int) -> Operation[None]:
             return operations.subscribe_poll(number, queue, credit, own, ack_timeout)
 
-        polled = Polled(self.connection, request, credit, False)
-        async with self.connection.subscribed(polled):
+        polled = Polled(self._connection, request, credit, False)
+        async with self._connection.subscribed(polled):
             try:
                 yield polled
             finally:
@@ -387,8 +393,8 @@ class Client(AsyncRunner, Operations):
             )
 
         start = offset if timestamp is None else None
-        batches = Batches(self.connection, request, start, incarnation, credit)
-        async with self.connection.subscribed(batches):
+        batches = Batches(self._connection, request, start, incarnation, credit)
+        async with self._connection.subscribed(batches):
             yield batches
 
     # Groups and transactions
@@ -426,7 +432,7 @@ class Client(AsyncRunner, Operations):
         Raises NotFound, PreconditionFailed, ResourceLocked (while held exclusively).
         """
         consumer = GroupConsumer(
-            self.connection,
+            self._connection,
             group,
             secrets.token_hex(8) if member is None else member,
             streams,
@@ -455,3 +461,8 @@ class Client(AsyncRunner, Operations):
         transaction = Transaction(producer)
         yield transaction
         await self.commit_transaction(transaction)
+
+
+def connection_of(client: Client) -> ClientConnection:
+    """What a client speaks through: for what works beside it."""
+    return client._connection

@@ -58,16 +58,16 @@ async def _tell(callback: Callback, partitions: list[AssignedPartition]) -> None
 
 @dataclass(frozen=True, slots=True)
 class GroupBatch:
-    """Records of one partition, from ``offset`` on."""
+    """Records of one partition, from offset ``start`` on."""
 
     stream: str
     partition: int
-    offset: int
+    start: int
     batch: StoredBatch
 
     def records(self) -> Iterator[Record]:
         """The records. Raises trivium.streams.records.BatchError."""
-        return self.batch.records(self.offset)
+        return self.batch.records(self.start)
 
     @property
     def next_offset(self) -> int:

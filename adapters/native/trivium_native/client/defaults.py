@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final
 
-#: Seconds to connect and authenticate.
-CONNECT_TIMEOUT: Final = 10.0
+#: Seconds to connect and authenticate; in which a blocking client gets each answer, too.
+DEFAULT_TIMEOUT: Final = 30.0
 #: Seconds that a connection which is closed has to send what is left.
 CLOSE_TIMEOUT: Final = 1.0
 #: Seconds between signs of life; after two without an answer the broker counts as gone.
@@ -25,3 +25,9 @@ REQUEST_BYTES: Final = 1 << 20
 
 #: Told after each request: how many messages are confirmed so far, and how many are not yet.
 Progress = Callable[[int, int], None]
+
+
+def check_window(window: int) -> None:
+    """Raise ValueError where no publish could ever be in flight."""
+    if window < 1:
+        raise ValueError("window is less than 1")

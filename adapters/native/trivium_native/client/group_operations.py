@@ -47,7 +47,7 @@ def commit_offsets(commit: OffsetCommit) -> Operation[None]:
 def committed(
     group: str, stream: str, *, incarnation: str | None = None
 ) -> Operation[list[GroupOffset]]:
-    """How far a group is, for all partitions in order."""
+    """How far a group is, for all partitions in order, and the texts of its commits."""
     return request(
         frames.COMMITTED,
         lambda reply: [_offset(*row) for row in reply["partitions"]],
@@ -60,7 +60,7 @@ def committed(
 def _offset(
     partition: int, committed: int | None, lag: int, metadata: str | None = None
 ) -> GroupOffset:
-    return GroupOffset(partition, committed, lag, metadata or "")
+    return GroupOffset(partition, committed, lag, metadata)
 
 
 def groups(
@@ -68,7 +68,8 @@ def groups(
 ) -> Operation[tuple[list[GroupInfo], str | None]]:
     """Groups in the order of their names, from the one behind ``after`` on, at most ``limit``.
 
-    The second result is what ``after`` is to be for the next ones; None at the end.
+    The second result is what ``after`` is to be for the next ones; None at the end. ``limit``
+    is 1,000 unless said otherwise, and at most; a page may have fewer, also where there are more.
     """
     return request(
         frames.LIST_GROUPS,

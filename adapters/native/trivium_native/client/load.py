@@ -17,6 +17,7 @@ from trivium.cli.roads import PREFETCH, Consumer, Plan, Publisher, Watcher
 from trivium.common.client_tls import TlsError
 from trivium_native.client import client as native
 from trivium_native.client import operations
+from trivium_native.client.client import connection_of
 from trivium_native.client.command import target_of
 from trivium_native.client.connection import ClientConnection
 from trivium_native.client.consumer import GroupConsumer
@@ -227,7 +228,7 @@ class NativeConsumer:
     def __init__(self, wire: NativeWire, watcher: Watcher) -> None:
         self._wire = wire
         self._watcher = watcher
-        self._connection: ClientConnection = wire.client.connection
+        self._connection: ClientConnection = connection_of(wire.client)
         self.number = self._connection.next_number()
         self._stack = AsyncExitStack()
         self._queue = ""

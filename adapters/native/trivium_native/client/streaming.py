@@ -42,7 +42,7 @@ class Streaming(SyncRunner, Operations):
     Callbacks may block; they are called by another thread.
     """
 
-    def in_background(self) -> Background:
+    def _in_background(self) -> Background:
         """What works while the program does something else."""
         raise NotImplementedError
 
@@ -61,7 +61,7 @@ class Streaming(SyncRunner, Operations):
         """Publish message by message, gathered to requests; flushed at the end of the block."""
         from trivium_native.client.blocking import BlockingPublisher
 
-        background = self.in_background()
+        background = self._in_background()
         gathering = background.client.publisher(
             name,
             acks=acks,
@@ -83,7 +83,7 @@ class Streaming(SyncRunner, Operations):
         """Mode ``pubsub``: what is published to an exchange while the block lasts, at most once."""
         from trivium_native.client.blocking import BlockingLiveMessages
 
-        background = self.in_background()
+        background = self._in_background()
         subscribing = background.client.subscribe(pattern, exchange=exchange, no_local=no_local)
         with background.opened(subscribing) as messages:
             yield BlockingLiveMessages(background, messages)
@@ -103,7 +103,7 @@ class Streaming(SyncRunner, Operations):
         """Mode ``queue``: at most ``credit`` messages are unsettled at a time."""
         from trivium_native.client.blocking import BlockingDeliveries
 
-        background = self.in_background()
+        background = self._in_background()
         consuming = background.client.consume(
             queue,
             credit=credit,
@@ -128,7 +128,7 @@ class Streaming(SyncRunner, Operations):
         """Mode ``poll``: messages of a queue as ``poll`` asks for them."""
         from trivium_native.client.blocking import BlockingPolled
 
-        background = self.in_background()
+        background = self._in_background()
         polling = background.client.poller(queue, credit=credit, own=own, ack_timeout=ack_timeout)
         with background.opened(polling) as polled:
             yield BlockingPolled(background, polled)
@@ -148,7 +148,7 @@ class Streaming(SyncRunner, Operations):
         """Mode ``log``: record batches from an offset, or ``first``, ``last``, ``next``, on."""
         from trivium_native.client.blocking import BlockingBatches
 
-        background = self.in_background()
+        background = self._in_background()
         reading = background.client.read(
             stream,
             partition,
@@ -181,7 +181,7 @@ class Streaming(SyncRunner, Operations):
         """Be a member of a group, and read the partitions that the broker assigns, in the block."""
         from trivium_native.client.blocking import BlockingGroupConsumer, in_thread
 
-        background = self.in_background()
+        background = self._in_background()
         joining = background.client.join(
             group,
             streams,

@@ -30,7 +30,13 @@ from trivium.common.client_tls import ClientTls, tls_reason
 from trivium.common.pieces import Piece
 from trivium.messages.message import AT_LEAST_ONCE, Properties
 from trivium_native.client import operations
-from trivium_native.client.defaults import CLOSE_TIMEOUT, DEFAULT_HEARTBEAT
+from trivium_native.client.defaults import (
+    CLOSE_TIMEOUT,
+    DEFAULT_HEARTBEAT,
+    DEFAULT_IN_FLIGHT,
+    DEFAULT_TIMEOUT,
+    check_window,
+)
 from trivium_native.client.methods import SyncWithin
 from trivium_native.client.operations import Operation
 from trivium_native.client.protocol import ClientProtocol, Closed, Reply
@@ -49,14 +55,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-#: Seconds without any answer after which the broker counts as gone.
-DEFAULT_TIMEOUT: Final = 30.0
 _READ_SIZE: Final = 1 << 20
 #: Seconds: a socket with no time left would not block at all.
 _SHORTEST: Final = 0.001
 #: Pieces of one call; Linux takes 1,024.
 _PIECES: Final = 512
-#: Publish requests that ``publish_many`` keeps unanswered.
+#: Most publish requests that ``publish_many`` keeps unanswered.
 _MAX_IN_FLIGHT: Final = 16
 
 
@@ -66,9 +70,10 @@ def connect(
     tls: ClientTls | None = None,
     username: str | None = None,
     password: str | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
     name: str = "",
     heartbeat: int = DEFAULT_HEARTBEAT,
+    window: int = DEFAULT_IN_FLIGHT,
+    timeout: float = DEFAULT_TIMEOUT,
     retry: float = 0.0,
     reconnect: Reconnect | bool = True,
     on_connected: Callable[[Target], None] | None = None,
@@ -78,14 +83,16 @@ def connect(
 
     ``timeout`` is in seconds: for connecting, for each answer, and for connecting again. The first
     connection is tried again for ``retry`` seconds where no broker answers. ``heartbeat``, in
-    seconds, is for the connection of subscriptions.
+    seconds, is for the connection of subscriptions. ``window`` is how many publish requests may be
+    in flight: of ``publish_many``, which has at most 16.
 
-    Raises ValueError for a bad URL or files of ``tls`` that cannot be used, ConnectionFailed,
-    AuthenticationFailed, NotFound (vhost).
+    Raises ValueError for a bad URL, a ``window`` below 1, or files of ``tls`` that cannot be used,
+    ConnectionFailed, AuthenticationFailed, NotFound (vhost), TimedOut.
     """
+    check_window(window)
     persistence = Persistence.of(reconnect, on_connected, on_disconnected, retry)
     target = make_target(url, tls, username, password)
-    return SyncClient(target, timeout, name, heartbeat, persistence)
+    return SyncClient(target, timeout, name, heartbeat, window, persistence)
 
 
 def _open_socket(target: Target, timeout: float) -> socket.socket:
@@ -115,6 +122,10 @@ def _send_all(connected: socket.socket, pieces: list[Piece]) -> None:
         sent = max(0, sent - len(piece))
 
 
+def _late(place: Target) -> TimedOut:
+    return TimedOut(f"no answer from {place.host}:{place.port} in time")
+
+
 def _lost(error: OSError) -> ConnectionFailed:
     return ConnectionFailed(f"the connection was lost: {tls_reason(error)}")
 
@@ -126,12 +137,19 @@ class SyncClient(Streaming):
     """
 
     def __init__(
-        self, target: Target, timeout: float, name: str, heartbeat: int, persistence: Persistence
+        self,
+        target: Target,
+        timeout: float,
+        name: str,
+        heartbeat: int,
+        window: int,
+        persistence: Persistence,
     ) -> None:
         self._target = target
         self._timeout = timeout
         self._name = name
         self._heartbeat = heartbeat
+        self._window = window
         self._persistence = persistence
         self._background: Background | None = None
         self._replies: dict[int, Reply] = {}
@@ -143,8 +161,7 @@ class SyncClient(Streaming):
         # The number of this connection's first request.
         self._first = 1
         self._protocol: ClientProtocol
-        #: what it speaks through
-        self.socket: socket.socket
+        self._socket: socket.socket
         self._connect_first()
 
     def _connect_first(self) -> None:
@@ -188,7 +205,7 @@ class SyncClient(Streaming):
         self._replies.clear()
         self._given_up.clear()
         self._protocol = ClientProtocol(place, name=self._name, first=self._first)
-        self.socket = _open_socket(place, limit)
+        self._socket = _open_socket(place, limit)
         try:
             self._protocol.start()
             self._send()
@@ -196,10 +213,10 @@ class SyncClient(Streaming):
                 left = end - time.monotonic()
                 if left <= 0:
                     # It says something, but never what is waited for.
-                    raise self._fail(TimedOut("no answer in time"))
+                    raise self._fail(_late(place))
                 self._receive(left)
         except BaseException:
-            self.socket.close()
+            self._socket.close()
             raise
 
     def _connect_again(self) -> None:
@@ -247,7 +264,7 @@ class SyncClient(Streaming):
                 pass
         self._is_closed = True
         self._error = ConnectionFailed("the client is closed")
-        self.socket.close()
+        self._socket.close()
 
     @property
     def features(self) -> frozenset[str]:
@@ -270,10 +287,12 @@ class SyncClient(Streaming):
         before, self._end = self._end, time.monotonic() + timeout
         try:
             return self.run(operation)
+        except TimedOut:
+            raise TimedOut(f"no answer within {timeout} s") from None
         finally:
             self._end = before
 
-    def in_background(self) -> Background:
+    def _in_background(self) -> Background:
         """What works while the program does something else. Raises ConnectionFailed."""
         if self._is_closed:
             raise ConnectionFailed("the client is closed")
@@ -281,7 +300,11 @@ class SyncClient(Streaming):
             from trivium_native.client.background import Background
 
             self._background = Background(
-                self._target, self._name, self._heartbeat, self._timeout, self._persistence
+                self._target,
+                self._name,
+                self._heartbeat,
+                self._timeout,
+                self._persistence,
             )
         return self._background
 
@@ -289,8 +312,7 @@ class SyncClient(Streaming):
 
     def publish(
         self,
-        payload: bytes | Sequence[Publication] | FramedMessages,
-        producer: Producer | None = None,
+        payload: bytes,
         *,
         routing_key: bytes | str = b"",
         exchange: str = "amq.topic",
@@ -302,23 +324,20 @@ class SyncClient(Streaming):
         priority: int = 0,
         key: bytes | None = None,
     ) -> None:
-        """Publish one message; or many, which is ``publish_batch`` by its earlier name."""
-        if isinstance(payload, bytes):
-            publication = Publication(
-                payload=payload,
-                routing_key=routing_key,
-                exchange=exchange,
-                properties=properties,
-                mode=mode,
-                persistent=persistent,
-                retain=retain,
-                mandatory=mandatory,
-                priority=priority,
-                key=key,
-            )
-            self.publish_batch([publication], producer)
-        else:
-            self.publish_batch(payload, producer)
+        """Publish one message; see ``publish_batch``, and ``Publication`` for the rest."""
+        publication = Publication(
+            payload=payload,
+            routing_key=routing_key,
+            exchange=exchange,
+            properties=properties,
+            mode=mode,
+            persistent=persistent,
+            retain=retain,
+            mandatory=mandatory,
+            priority=priority,
+            key=key,
+        )
+        self.publish_batch([publication])
 
     def publish_batch(
         self,
@@ -353,6 +372,7 @@ class SyncClient(Streaming):
         """
         waiting: deque[tuple[int, Operation[None]]] = deque()
         failure: NativeError | None = None
+        most = min(self._window, _MAX_IN_FLIGHT)
         for publications in requests:
             if not publications:
                 continue
@@ -360,8 +380,8 @@ class SyncClient(Streaming):
             operation = operations.publish(publications, producer, codec)
             if producer is not None:
                 producer = replace(producer, sequence=producer.sequence + len(publications))
-            waiting.append((self.start(operation), operation))
-            if len(waiting) >= _MAX_IN_FLIGHT:
+            waiting.append((self._start(operation), operation))
+            if len(waiting) >= most:
                 failure = self._answered(waiting)
             if failure is not None:
                 break
@@ -373,7 +393,7 @@ class SyncClient(Streaming):
     def _answered(self, waiting: deque[tuple[int, Operation[None]]]) -> NativeError | None:
         correlation, operation = waiting.popleft()
         try:
-            self.finish(correlation, operation)
+            self._finish(correlation, operation)
         except NativeError as error:
             return error
         return None
@@ -382,7 +402,7 @@ class SyncClient(Streaming):
 
     def run(self, operation: Operation[T]) -> T:
         if operation.belongs:
-            self.in_background()
+            self._in_background()
         if self._background is not None:
             timeout = self._timeout + operation.wait
             if self._end is not None:
@@ -395,7 +415,7 @@ class SyncClient(Streaming):
     def _run_here(self, operation: Operation[T]) -> T:
         while True:
             try:
-                found = self.finish(self.start(operation), operation)
+                found = self._finish(self._start(operation), operation)
             except Interrupted:
                 if not operation.repeats:
                     raise
@@ -405,8 +425,8 @@ class SyncClient(Streaming):
                     self._target = replace(self._target, password=operation.secret.decode())
                 return found
 
-    def start(self, operation: Operation[T]) -> int:
-        """Send a request, and wait for nothing; its number, by which ``finish`` knows it."""
+    def _start(self, operation: Operation[T]) -> int:
+        """Send a request, and wait for nothing; its number, by which ``_finish`` knows it."""
         if self._error is not None:
             self._connect_again()
         correlation = self._protocol.send(operation)
@@ -416,7 +436,7 @@ class SyncClient(Streaming):
             raise self._interruption(error) from None
         return correlation
 
-    def finish(self, correlation: int, operation: Operation[T]) -> T:
+    def _finish(self, correlation: int, operation: Operation[T]) -> T:
         """Wait for the answer to a request that was sent."""
         while correlation not in self._replies:
             if correlation < self._first:
@@ -445,16 +465,16 @@ class SyncClient(Streaming):
     def _send(self) -> None:
         try:
             left = self._timeout if self._end is None else self._end - time.monotonic()
-            self.socket.settimeout(max(min(self._timeout, left), _SHORTEST))
-            _send_all(self.socket, self._protocol.take_output())
+            self._socket.settimeout(max(min(self._timeout, left), _SHORTEST))
+            _send_all(self._socket, self._protocol.take_output())
         except OSError as error:
             raise self._fail(_lost(error)) from None
 
     def _receive(self, timeout: float) -> None:
         left = timeout if self._end is None else self._end - time.monotonic()
         try:
-            self.socket.settimeout(max(min(timeout, left), _SHORTEST))
-            data = self.socket.recv(_READ_SIZE)
+            self._socket.settimeout(max(min(timeout, left), _SHORTEST))
+            data = self._socket.recv(_READ_SIZE)
         except OSError as error:
             if isinstance(error, TimeoutError) and left < timeout:
                 return
@@ -478,5 +498,28 @@ class SyncClient(Streaming):
         if self._error is None and self._protocol.is_ready:
             self._persistence.disconnected(error)
         self._error = error
-        self.socket.close()
+        self._socket.close()
         return error
+
+
+# For what works beside a client
+
+
+def start(client: SyncClient, operation: Operation[T]) -> int:
+    """Send a request, and wait for nothing; its number, by which ``finish`` knows it."""
+    return client._start(operation)
+
+
+def finish(client: SyncClient, number: int, operation: Operation[T]) -> T:
+    """Wait for the answer to a request that was sent, and say what it is. Raises NativeError."""
+    return client._finish(number, operation)
+
+
+def socket_of(client: SyncClient) -> socket.socket:
+    """What it speaks through, if not in the background."""
+    return client._socket
+
+
+def background_of(client: SyncClient) -> Background:
+    """What works while the program does something else. Raises ConnectionFailed."""
+    return client._in_background()

@@ -362,13 +362,13 @@ class StreamInfo:
 
 @dataclass(frozen=True, slots=True)
 class GroupOffset:
-    """A group in one partition: its committed offset (None: none), how far it is behind, and what
-    was committed with the offset."""
+    """A group in one partition: its committed offset, how far it is behind, and the text that was
+    committed with the offset; None for none."""
 
     partition: int
     committed: int | None
     lag: int
-    metadata: str = ""
+    metadata: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -470,12 +470,18 @@ class Membership:
 
 @dataclass(frozen=True, slots=True)
 class AssignedPartition:
-    """A partition that a member may read; ``committed`` is where to go on, None if nowhere yet."""
+    """A partition that a member may read; ``committed`` is where to go on, None if nowhere yet.
+
+    They are sorted by stream and partition.
+    """
 
     stream: str
     incarnation: str
     partition: int
     committed: int | None
+
+    def __lt__(self, other: AssignedPartition) -> bool:
+        return (self.stream, self.partition) < (other.stream, other.partition)
 
 
 @dataclass(frozen=True, slots=True)

@@ -247,7 +247,7 @@ def offsets(call: Call) -> ApiAnswer:
             lag.metadata,
         )
 
-    return listed(call, every(), view_lag, lambda item: (f"{item[1].partition:05}", item[0].name))
+    return listed(call, every(), view_lag, lambda item: (item[0].name, f"{item[1].partition:05}"))
 
 
 def of_stream(call: Call) -> ApiAnswer:
