@@ -69,6 +69,8 @@ def main(spark: SparkSession, directory: Path) -> None:
         readings = read(spark, broker.listeners["native"])
         for number in range(3):
             measure(broker.listeners["mqtt"], f"sensor-{number}", [20.5, 21.0])
+        # What ends a query is raised; Spark logs it, too, with a stack of Java. This end is meant.
+        spark.sparkContext.setLogLevel("OFF")
         try:
             run(readings, dying(appending(table)), directory / "checkpoint")
         except StreamingQueryException:

@@ -277,8 +277,9 @@ async def test_a_lost_connection_ends_an_iterator_that_is_not_to_last_and_the_me
         first.join("g", ["s"], member="m") as consumer,
     ):
         await read(consumer, log, 20)
-        assert connection_of(first).transport is not None
-        connection_of(first).transport.abort()
+        transport = connection_of(first).transport
+        assert transport is not None
+        transport.abort()
         with pytest.raises(errors.ConnectionFailed):
             await anext(consumer)
     async with connect(url) as second, second.join("g", ["s"], member="m") as consumer:

@@ -87,6 +87,7 @@ async def test_what_the_broker_does_not_take_yet_waits_in_the_program() -> None:
     async with running_inside() as broker, broker.client(window=8) as client:
         await client.declare_queue("q", arguments={"x-max-length": 1})
         transport = connection_of(client).transport
+        assert transport is not None
         largest = 0
 
         async def publish() -> None:
