@@ -224,14 +224,14 @@ def test_https_serves_health_and_metrics(site: Site) -> None:
             assert answer.read()
 
 
-def openssl(site: Site, *arguments: str) -> str:
+def openssl(site: Site, *arguments: str, door: str = "mqtts", lines: str = "Q\n") -> str:
     program = shutil.which("openssl")
     if program is None:
         pytest.skip("openssl is missing")
-    place = f"{LOOPBACK}:{site.port('mqtts')}"
+    place = f"{LOOPBACK}:{site.port(door)}"
     result = subprocess.run(
         [program, "s_client", "-connect", place, "-CAfile", site.ca, *arguments],
-        input="Q\n",
+        input=lines,
         capture_output=True,
         text=True,
         timeout=30,
@@ -248,6 +248,17 @@ def test_openssl_verifies_and_negotiates(site: Site) -> None:
     assert re.search(r"Cipher is ECDHE-ECDSA-.*GCM|Cipher is ECDHE-ECDSA-CHACHA20", said)
     assert "Secure Renegotiation IS supported" in said
     assert "Compression: NONE" in said
+
+
+@pytest.mark.parametrize("door", ["mqtts", "https"])
+def test_openssl_may_update_keys_but_not_for_ever(site: Site, door: str) -> None:
+    # One for each read of its input, of 8 KiB or less.
+    read = "K\n" * 4096
+    said = openssl(site, "-tls1_3", door=door, lines=read * 10 + "Q\n")
+    assert said.count("KEYUPDATE") >= 10
+    assert said.endswith("DONE\n")
+    said = openssl(site, "-tls1_3", door=door, lines=read * 4000)
+    assert 10 < said.count("KEYUPDATE") < 4000
 
 
 def test_openssl_resumes_a_session(site: Site) -> None:

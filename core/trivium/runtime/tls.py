@@ -32,6 +32,16 @@ logger = logging.getLogger(__name__)
 #: is also what one record holds at most (RFC 8446, 5.1).
 RECORD_BYTES: Final = 16 * 1024
 
+#: Bytes with which a handshake ends, or never: certificates of a client have 100 KiB at most in
+#: OpenSSL.
+HANDSHAKE_BYTES: Final = 128 * 1024
+#: Bytes of records without data, such as KeyUpdate (RFC 8446, 4.6.3), that a client may send in a
+#: row. Each of its 27 costs as much as some ten thousand bytes of data. One record that is not
+#: complete has less.
+BARREN_BYTES: Final = 32 * 1024
+#: Bytes of records that one byte of data stands for: one alone makes a record of 23.
+DATA_WEIGHT: Final = 64
+
 #: Name of what a client has shown, among the extra information of a transport.
 CLIENT_CERTIFICATE: Final = "client_certificate"
 
@@ -77,7 +87,11 @@ class TlsLayer:
         # Whether whoever speaks the protocol takes nothing now, and is not told yet of the end.
         self._is_paused = False
         self._owes_end = False
+        # Whether the turn was too long for all that has come, and what OpenSSL has yet to get.
         self._waits_for_turn = False
+        self._waiting = b""
+        # Bytes that came since there was data, in proportion to it; until it is open, all.
+        self._barren = 0
         self._certificate: object = None
         self._handshake: Handshake | None = None
 
@@ -103,62 +117,84 @@ class TlsLayer:
             if self._drains:
                 self._inner.data_received(data)
             return
+        if self._waits_for_turn:
+            self._waiting += data
+            return
         try:
-            if len(data) <= RECORD_BYTES:
+            if self._is_open and len(data) <= RECORD_BYTES:
                 self._incoming.write(data)
-                self._go_on()
-                return
-            view = memoryview(data)
-            parts: list[bytes] = []
-            for at in range(0, len(data), RECORD_BYTES):
-                self._incoming.write(view[at : at + RECORD_BYTES])
-                if self._is_open:
-                    self._read(parts)
-            if self._is_open:
+                parts: list[bytes] = []
+                self._read(parts)
                 self._flush()
                 self._deliver(parts)
             else:
-                self._go_on()
+                self._take(data, False)
         except Exception as error:
             self._fail(error)
 
-    def _go_on(self, has_turn: bool = False) -> None:
+    def _take(self, data: bytes, has_turn: bool) -> None:
+        """Give OpenSSL what has come, so much at a time; what does not fit in the turn waits."""
         was_open = self._is_open
-        if not was_open:
-            if self._waits_for_turn:
-                return
-            self._loop.begin_turn()
-            if not has_turn and self._loop.is_turn_long():
-                # Each step takes about a millisecond, and thousands may begin at once.
-                self._waits_for_turn = True
-                self._loop.deferred.add(self._begin_step)
-                return
-            if not self._shake_hands():
-                return
         parts: list[bytes] = []
-        self._read(parts)
+        view = memoryview(data)
+        self._loop.begin_turn()
+        for at in range(0, len(data), RECORD_BYTES):
+            # A step of the handshake takes about a millisecond, and thousands may begin at once.
+            if (at or not self._is_open) and not has_turn and self._loop.is_turn_long():
+                self._waits_for_turn = True
+                self._waiting = data[at:]
+                self._transport.pause_reading()
+                self._loop.deferred.add(self._go_on)
+                break
+            has_turn = False
+            part = view[at : at + RECORD_BYTES]
+            self._incoming.write(part)
+            if not self._is_open and not self._shake_hands(len(part)):
+                if self._transport.is_closing():
+                    return
+                continue
+            self._read(parts)
+            if self._has_ended:
+                break
+        if not self._is_open:
+            return
         # The end of the handshake, a ticket of TLS 1.3, goes with the answer to what came with it.
         if was_open or not parts:
             self._flush()
         self._deliver(parts)
 
-    def _begin_step(self) -> None:
-        """The turn has come for a step of the handshake."""
+    def _go_on(self) -> None:
+        """The turn has come for what waits."""
         self._waits_for_turn = False
-        if not self._transport.is_closing():
-            try:
-                self._go_on(True)
-            except Exception as error:
-                self._fail(error)
+        data = self._waiting
+        self._waiting = b""
+        if self._transport.is_closing():
+            return
+        if not self._is_paused:
+            self._transport.resume_reading()
+        if self._drains or self._has_ended:
+            self.data_received(data)
+            return
+        try:
+            self._take(data, True)
+        except Exception as error:
+            self._fail(error)
 
-    def _shake_hands(self) -> bool:
-        """Take a step of the handshake; whether it was the last one."""
+    def _shake_hands(self, size: int) -> bool:
+        """Take a step of the handshake, with so many bytes more; whether it was the last one.
+
+        Raises ssl.SSLError.
+        """
+        self._barren += size
+        if self._barren > HANDSHAKE_BYTES:
+            raise ssl.SSLError(1, "it does not end")
         try:
             self._object.do_handshake()
         except ssl.SSLWantReadError:
             self._flush()
             return False
         self._end_handshake()
+        self._barren = 0
         self._certificate = self._certificates.client_certificate(self._object)
         self._is_open = True
         self._inner.connection_made(self)
@@ -172,9 +208,10 @@ class TlsLayer:
         """Decrypt what has come, one record at a time.
 
         OpenSSL is asked only while there is something: that there is nothing is an exception, which
-        costs as much as a record.
+        costs as much as a record. Raises ssl.SSLError where next to nothing of it is data.
         """
         incoming, read = self._incoming, self._object.read
+        self._barren += incoming.pending
         try:
             while incoming.pending:
                 part = read(RECORD_BYTES)
@@ -182,11 +219,14 @@ class TlsLayer:
                     self._has_ended = True
                     break
                 parts.append(part)
+                self._barren = max(self._barren - DATA_WEIGHT * len(part), 0)
         except ssl.SSLWantReadError:
             pass
         except ssl.SSLZeroReturnError:
             # close_notify: the peer sends no more (RFC 8446, 6.1).
             self._has_ended = True
+        if self._barren > BARREN_BYTES:
+            raise ssl.SSLError(1, "records without data")
 
     def _deliver(self, parts: list[bytes]) -> None:
         if parts:
@@ -338,7 +378,8 @@ class TlsLayer:
     def resume_reading(self) -> None:
         """Read again."""
         self._is_paused = False
-        self._transport.resume_reading()
+        if not self._waits_for_turn:
+            self._transport.resume_reading()
         if self._owes_end:
             # What waits of what came before is taken first.
             self._loop.call_soon(self._tell_end)
@@ -356,4 +397,4 @@ def reason_of(error: ssl.SSLError) -> str:
     """What OpenSSL says, in words."""
     if isinstance(error, ssl.SSLCertVerificationError):
         return f"the client's certificate: {error.verify_message}"
-    return (error.reason or str(error)).lower().replace("_", " ")
+    return (getattr(error, "reason", None) or str(error)).lower().replace("_", " ")
