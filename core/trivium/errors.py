@@ -8,6 +8,7 @@
      +-- TopologyError         a client asked for something that the topology does not allow
      |    +-- NotFound             no such exchange, queue, stream, virtual host (AMQP 404)
      |    +-- PreconditionFailed   it exists with other properties, or is in use (AMQP 406)
+     |    |    +-- RouteTooCostly       bindings make too much of a routing key
      |    +-- AccessRefused        reserved name, or no permission (AMQP 403)
      |    +-- ResourceLocked       it is exclusive to another connection (AMQP 405)
      |    +-- StaleMember          not a member of the group, or not any more
@@ -116,6 +117,21 @@ class NameNeeded(PreconditionFailed):
     def __init__(self, kind: str) -> None:
         super().__init__(f"a {kind} queue needs a name")
         self.kind = kind
+
+
+#: Nodes of patterns, arguments of headers bindings and bindings between exchanges that are looked
+#: at for one message: some 150 ms.
+MAX_VISITS: Final = 250_000
+
+
+class RouteTooCostly(PreconditionFailed):
+    """To find where a message goes would hold up everybody: more than ``MAX_VISITS``."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "too many bindings must be looked at to route a message with this routing key:"
+            f" the limit is {MAX_VISITS} steps"
+        )
 
 
 class AccessRefused(TopologyError):

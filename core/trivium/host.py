@@ -76,6 +76,9 @@ class Host:
         self.may_give_up = 0
         #: how often something was collected for the end of a turn, which writes it
         self.collected = 0
+        #: what was done out of proportion to the frames that asked for it, since the start:
+        #: bindings looked at, messages purged (``count_work``)
+        self.work = 0
         #: the stream partition that is being compacted; one at a time bounds the memory for keys
         self.compacting: Timed | None = None
 
@@ -97,6 +100,10 @@ class Host:
     def is_turn_long(self) -> bool:
         """Whether this turn has lasted for as long as it should."""
         return False
+
+    def count_work(self, visits: int) -> None:
+        """So much was just done for who is served (``work``)."""
+        self.work += visits
 
     def request_turn(self) -> None:
         """Have this turn ended soon, once however often this is asked."""

@@ -8,6 +8,7 @@ from typing import Any
 import msgpack
 import pytest
 
+from tests.support.costly import LONG_KEY, REFUSED_KEY, bind_many, bind_too_many
 from tests.support.native import (
     Client,
     Received,
@@ -502,3 +503,83 @@ def test_a_transaction_has_so_many_deliveries_at_most() -> None:
     assert len(vhost.queue("q0")) == 0
     assert ok(client.send(frames.TX, 5, tx(*most)))
     assert len(vhost.queue("q63")) == len(most)
+
+
+# What is much work to find
+
+
+def test_messages_with_costly_keys_are_read_in_turns() -> None:
+    long = Long()
+    bind_many(long.server.vhost, long.queue)
+    keys = [f"{LONG_KEY}.{number}".encode() for number in range(30)]
+    entries = [entry(b"x", exchange=b"amq.topic", key=key) for key in keys]
+    before = long.server.broker.work
+    long.client.feed(frame(frames.PUBLISH, 9, publish(*entries)))
+    # The step is some eight thousand visits.
+    assert 8192 <= long.server.broker.work - before < 12_000
+    turns = 0
+    while long.driver.next:
+        long.turn()
+        turns += 1
+    assert turns >= 3
+    assert long.client.take() == [(frames.CONFIRM, 9, CONFIRMED[0][2])]
+
+
+def test_costly_messages_are_published_in_turns() -> None:
+    long = Long()
+    headers = long.server.vhost.exchange("amq.headers")
+    for number in range(100):
+        arguments = {f"{number}.{name}": 1 for name in range(10)}
+        long.server.vhost.bind(headers, Binding(long.queue, b"", arguments | {"x-match": "any"}))
+    long.server.vhost.bind(headers, Binding(long.queue, b""))
+    entries = [entry(b"x", exchange=b"amq.headers")] * 30
+    long.client.feed(frame(frames.PUBLISH, 9, publish(*entries)))
+    lengths = [len(long.queue)]
+    while long.driver.next:
+        long.turn()
+        lengths.append(len(long.queue))
+    assert len(lengths) >= 4
+    assert lengths[-1] == 30
+    assert long.client.take() == CONFIRMED
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_key_that_is_too_costly_refuses_the_request(count: int) -> None:
+    long = Long()
+    long.server.vhost.declare_exchange("c", "topic")
+    bind_too_many(long.server.vhost, long.queue, "c")
+    entries = [entry(b"x", exchange=b"e")] * (count - 1)
+    entries.append(entry(b"x", exchange=b"c", key=REFUSED_KEY.encode()))
+    long.client.feed(frame(frames.PUBLISH, 9, publish(*entries)))
+    correlation, (_, text, *_) = error(long.finish())
+    assert correlation == 9
+    assert "too many bindings" in str(text)
+    assert len(long.queue) == 0
+
+
+def test_a_message_that_is_too_costly_is_named_and_the_others_are_published() -> None:
+    long = Long()
+    headers = long.server.vhost.exchange("amq.headers")
+    names = [f"n{number}" for number in range(2500)]
+    for number in range(101):
+        long.server.vhost.bind(headers, Binding(long.queue, b"", dict.fromkeys(names, number)))
+    entries = [
+        entry(b"1", exchange=b"e"),
+        entry(b"x", exchange=b"amq.headers"),
+        entry(b"2", exchange=b"e"),
+    ]
+    long.client.feed(frame(frames.PUBLISH, 9, publish(*entries)))
+    correlation, found = error(long.finish())
+    assert correlation == 9
+    assert found[-1] == {"indexes": [1]}
+    assert long.queued() == [b"1", b"2"]
+
+
+def test_a_transaction_that_is_too_costly_publishes_nothing() -> None:
+    long = Long()
+    long.server.vhost.declare_exchange("c", "topic")
+    bind_too_many(long.server.vhost, long.queue, "c")
+    entries = [entry(b"x", exchange=b"e"), entry(b"x", exchange=b"c", key=REFUSED_KEY.encode())]
+    long.client.feed(frame(frames.TX, 5, tx(*entries)))
+    error(long.finish())
+    assert len(long.queue) == 0

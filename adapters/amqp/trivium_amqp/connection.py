@@ -232,7 +232,10 @@ class AmqpConnection(FramedConnection):
         size = len(data)
         bodies: list[bytes] = []
         has_end = True
-        most = run_length(len(repeated.target.route.destinations))
+        route = repeated.target.route
+        most = 1
+        if not route.depends_on_message and not repeated.header.copies:
+            most = run_length(len(route.destinations))
         while len(bodies) < most:
             body_size = repeated.body_size(data, position)
             if body_size == 0:
@@ -249,7 +252,11 @@ class AmqpConnection(FramedConnection):
             position = end + 1
         if bodies:
             self.count_frames(len(bodies) - 1)
-            repeated.publisher.publish_run(repeated.target, repeated.header, bodies)
+            publisher = repeated.publisher
+            try:
+                publisher.publish_run(repeated.target, repeated.header, bodies)
+            except (TopologyError, ChannelException) as error:
+                self.channels[publisher.number].refuse(error, methods.BASIC_PUBLISH)
         if not has_end:
             raise _no_end()
         return position

@@ -81,8 +81,11 @@ def _carry_out(channel: Channel, transaction: Transaction, most: int) -> bool:
         channel.publisher.current(target, header) for target, header, _ in transaction.publishes
     ]
     demand = Demand()
+    broker = channel.broker
     for index, (_, header, body) in enumerate(transaction.publishes):
+        before = broker.work
         route = channel.publisher.route_of(targets[index], header, body)
+        demand.add_work(broker.work - before)
         demand.add(route, content_size(body))
         if settled + demand.deliveries > most:
             return False

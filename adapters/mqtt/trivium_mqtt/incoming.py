@@ -14,6 +14,7 @@ from librt.strings import BytesWriter, read_i16_be
 from mypy_extensions import i64
 
 from trivium.common.pieces import Pieces, split_parts
+from trivium.errors import RouteTooCostly
 from trivium.messages.large import LARGE_PAYLOAD, Content, LargePayload
 from trivium.messages.message import (
     AT_LEAST_ONCE,
@@ -49,6 +50,7 @@ from trivium_mqtt.codec.properties import (
 )
 from trivium_mqtt.codec.publish import Publish, PublishDecoder, RepeatedPublish
 from trivium_mqtt.codec.reasons import (
+    IMPLEMENTATION_SPECIFIC,
     NO_MATCHING_SUBSCRIBERS,
     NOT_AUTHORIZED,
     PACKET_ID_NOT_FOUND,
@@ -136,7 +138,12 @@ class Incoming:
         ``at`` when there is no such packet, or not the whole of one.
         """
         repeated = self._repeated
-        most = CLOCK_FRAMES if repeated.qos else self._longest_run
+        most = CLOCK_FRAMES
+        route: Route | None = None
+        if repeated.qos == 0:
+            route = self._current_route()
+            # What depends on each message may take long for each.
+            most = 1 if route.depends_on_message else self._longest_run
         after, count = repeated.run(data, at, end, most)
         if count == 0:
             return at
@@ -144,7 +151,8 @@ class Incoming:
             return self._publish_run(data, at, after)
         if repeated.qos == EXACTLY_ONCE:
             return self._publish_run_once(data, at, after)
-        self._forward(data, at, after, count, after - at - repeated.head_bytes)
+        assert route is not None
+        self._forward(data, at, after, count, after - at - repeated.head_bytes, route)
         self._connection.count_frames(count)
         return after
 
@@ -160,7 +168,7 @@ class Incoming:
             self._topic = topic
             self._route = route
             if publish.qos == 0:
-                self._forward(data, start, end, 1, end - publish.payload_at)
+                self._forward(data, start, end, 1, end - publish.payload_at, route)
                 return
         self._metrics.payload_bytes_received += end - publish.payload_at
         self._take_message(publish, route, data[publish.payload_at : end])
@@ -281,7 +289,11 @@ class Incoming:
                 self._connection.access.topic_refused(message.address.key)
                 self._metrics.messages_dropped += 1
                 return ACCEPTED, NOT_AUTHORIZED
-            route = route.resolve(message)
+            try:
+                route = route.resolve(message)
+            except RouteTooCostly:
+                self._metrics.messages_dropped += 1
+                return ACCEPTED, IMPLEMENTATION_SPECIFIC
         fans = len(route.destinations)
         if fans > FRAME_DELIVERIES:
             self._connection.count_frames(fans // FRAME_DELIVERIES)
@@ -302,12 +314,13 @@ class Incoming:
         be told that all is well where it is for want of a permission (MQTT-3.3.5-2)."""
         return not self._is_v5 and (reason != NOT_AUTHORIZED or self._disconnects)
 
-    def _forward(self, data: bytes, at: int, end: int, count: int, payload: i64) -> None:
+    def _forward(
+        self, data: bytes, at: int, end: int, count: int, payload: i64, route: Route
+    ) -> None:
         """Hand on ``count`` packets at QoS 0, ``data[at:end]``, which ``_repeated`` recognises:
         so many bytes of ``payload``."""
         self._count(count)
         self._metrics.payload_bytes_received += payload
-        route = self._current_route()
         run = data if at == 0 and end == len(data) else data[at:end]
         if route.depends_on_message:
             self._publish_each(run, route, False)
@@ -568,7 +581,9 @@ class MountedIncoming(Incoming):
             publish.properties = mount_properties(self._mount_point, properties)
         super()._take_message(publish, route, content)
 
-    def _forward(self, data: bytes, at: int, end: int, count: int, payload: i64) -> None:
+    def _forward(
+        self, data: bytes, at: int, end: int, count: int, payload: i64, route: Route
+    ) -> None:
         self._count(count)
         self._metrics.payload_bytes_received += payload
-        self._publish_each(data[at:end], self._current_route(), False)
+        self._publish_each(data[at:end], route, False)

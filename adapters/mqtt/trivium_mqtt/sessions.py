@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from trivium.errors import RouteTooCostly
 from trivium.messages.topics import DOLLAR
 from trivium.observability.metrics import ProtocolMetrics
 from trivium.queues.queue import Queue
@@ -492,7 +493,10 @@ class Sessions:
             self.broker.now_ms,
             client_id,
         )
-        self.vhost.publish(message, route.resolve(message))
+        try:
+            self.vhost.publish(message, route.resolve(message))
+        except RouteTooCostly:
+            self.metrics.messages_dropped += 1
 
 
 def _tell(session: Session, event: str, **about: object) -> None:

@@ -18,6 +18,7 @@ import re
 from typing import Any, Final, Generic, TypeVar
 
 from trivium.common.bag import Bag, items_of, put_in, take_out
+from trivium.errors import MAX_VISITS, RouteTooCostly
 
 ONE: Final = b"\x00+"
 MANY: Final = b"\x00#"
@@ -177,6 +178,8 @@ class PatternTree(Generic[T]):
     def __init__(self) -> None:
         self._root: _Node[T] = _Node()
         self._size = 0
+        #: tree positions that the last match reached
+        self.visits = 0
 
     def __len__(self) -> int:
         return self._size
@@ -215,10 +218,17 @@ class PatternTree(Generic[T]):
         return True
 
     def match(self, levels: list[bytes]) -> list[T]:
-        """All values whose pattern matches, each once per pattern it is stored under."""
+        """All values whose pattern matches, each once per pattern it is stored under.
+
+        Raises RouteTooCostly.
+        """
         current: dict[int, tuple[_Node[T], bool]] = {}
         _reach(current, self._root, False)
+        visits = 0
         for level in levels:
+            visits += len(current)
+            if visits > MAX_VISITS:
+                raise RouteTooCostly
             following: dict[int, tuple[_Node[T], bool]] = {}
             for node, is_many in current.values():
                 if is_many:
@@ -230,8 +240,10 @@ class PatternTree(Generic[T]):
                 if child is not None:
                     _reach(following, child, False)
             if not following:
+                self.visits = visits
                 return []
             current = following
+        self.visits = visits + len(current)
         found: list[T] = []
         for node, _ in current.values():
             if node.values is not None:

@@ -17,9 +17,10 @@ from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final, cast
 
 from trivium.common.timers import Timed
+from trivium.errors import RouteTooCostly
 from trivium.host import Host
 from trivium.messages.message import UNKNOWN, Address, HeaderValue, Message, codec_of
-from trivium.routing.exchanges import REJECTED, Destination
+from trivium.routing.exchanges import DELIVERY_VISITS, REJECTED, Destination
 
 if TYPE_CHECKING:
     from trivium.queues.queue import Queue
@@ -59,6 +60,7 @@ CYCLE: Final = "cycle"
 NO_EXCHANGE: Final = "no_exchange"
 SUSPENDED: Final = "suspended"
 UNROUTABLE: Final = "unroutable"
+TOO_COSTLY: Final = "too_costly"
 REFUSED: Final = "refused"
 
 #: Milliseconds between two lines in the log about lost dead letters.
@@ -69,7 +71,7 @@ class LostDeadLetters:
     """Dead letters that were lost since the start, by why. A line in the log tells of them."""
 
     def __init__(self) -> None:
-        whys = (CYCLE, NO_EXCHANGE, SUSPENDED, UNROUTABLE, REFUSED)
+        whys = (CYCLE, NO_EXCHANGE, SUSPENDED, UNROUTABLE, TOO_COSTLY, REFUSED)
         self.counts: dict[str, int] = dict.fromkeys(whys, 0)
         self._told_at = -TELL_INTERVAL
 
@@ -229,7 +231,14 @@ class _Journey:
             return wanted is not None
         dead, keys, left = _dead_letter(queue, message, reason, exchange.name)
         self.work += len(keys) - 1
-        route = vhost.route_all(exchange, keys, dead)
+        before = vhost.broker.work
+        try:
+            route = vhost.route_all(exchange, keys, dead)
+        except RouteTooCostly:
+            self._lose(TOO_COSTLY, queue.name)
+            return wanted is not None
+        finally:
+            self.work += (vhost.broker.work - before) // DELIVERY_VISITS
         if not route.destinations:
             self._lose(UNROUTABLE, queue.name)
         was_taken = wanted is not None

@@ -490,6 +490,7 @@ class Queue(Destination):
         self.vhost.queued_bytes -= self.ready.bytes
         self.ready.purge()
         self._broker.collected += count
+        self._broker.count_work(count)
         if count and not self._is_dirty:
             self._is_dirty = True
             self._broker.add_unflushed(_Settlements(self))
@@ -499,6 +500,7 @@ class Queue(Destination):
     def deleted(self) -> None:
         """The virtual host removed this queue: drop everything, tell the consumers."""
         self.is_deleted = True
+        self._broker.count_work(len(self.ready))
         if self.waiting is not None:
             self.waiting.deleted()
         if self.requeues is not None:

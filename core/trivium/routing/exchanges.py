@@ -16,7 +16,7 @@ from mypy_extensions import mypyc_attr
 from trivium.common.bag import Bag, items_of, put_in, take_out
 from trivium.common.counters import UNREAD, ExchangeCounters
 from trivium.common.values import matches
-from trivium.errors import PreconditionFailed
+from trivium.errors import MAX_VISITS, PreconditionFailed, RouteTooCostly
 from trivium.messages.message import Address, HeaderValue, Message
 from trivium.messages.topics import (
     RESERVED,
@@ -300,6 +300,21 @@ class RefusedRoute(Route):
         self.depends_on_message = True
 
 
+class CostlyRoute(Route):
+    """The route of an address that is too costly to find: no message has one."""
+
+    def __init__(self, address: Address, topology_version: int) -> None:
+        super().__init__(address, [], topology_version)
+        self.depends_on_message = True
+
+    def resolve(self, message: Message) -> Route:
+        """Raises RouteTooCostly."""
+        raise RouteTooCostly
+
+
+#: Visits (``Exchange.visits``) that take about as long as one delivery.
+DELIVERY_VISITS: Final = 8
+
 #: Deliveries that messages which are published together, in one turn, may make.
 MAX_DELIVERIES: Final = 131_072
 
@@ -319,6 +334,10 @@ class Demand:
         for destination in route.destinations:
             self._counts[destination] = self._counts.get(destination, 0) + count
             self._sizes[destination] = self._sizes.get(destination, 0) + size
+
+    def add_work(self, visits: int) -> None:
+        """So many visits were made to find the routes."""
+        self.deliveries += visits // DELIVERY_VISITS
 
     @property
     def is_too_much(self) -> bool:
@@ -362,6 +381,8 @@ class Exchange:
         self.is_brokers_own = False
         #: who gave it an alternate exchange; None: the broker, or it has none
         self.declarer: Declarer | None = None
+        #: what the last ``match`` looked at, beyond what it found: nodes of patterns, arguments
+        self.visits = 0
         self._destination: ExchangeDestination | None = None
         # In binding order, each under itself, to be found by an equal one.
         self._bindings: dict[Binding, Binding] = {}
@@ -420,7 +441,7 @@ class Exchange:
 
     def match(self, address: Address, message: Message | None) -> list[Binding]:
         """The bindings that lead a message with this address on. ``message`` is read only where
-        ``routes_by_key`` is false."""
+        ``routes_by_key`` is false. Raises RouteTooCostly."""
         raise NotImplementedError
 
     def _prepare(self) -> None:
@@ -481,6 +502,7 @@ class TopicExchange(Exchange):
 
     def match(self, address: Address, message: Message | None) -> list[Binding]:
         found = self._tree.match(levels_of(address.key))
+        self.visits = self._tree.visits
         if address.key.startswith(b"$"):
             if is_reserved(address.key):
                 return [binding for binding in found if not binding.is_filter]
@@ -488,10 +510,14 @@ class TopicExchange(Exchange):
         return found
 
     def match_own(self, key: bytes) -> list[Binding]:
-        """The bindings that lead on what the broker itself publishes: those that name ``$SYS``."""
+        """The bindings that lead on what the broker itself publishes: those that name ``$SYS``.
+        None where they are too costly to find."""
         if len(self._own) == 0:
             return []
-        found = self._own.match(levels_of(key))
+        try:
+            found = self._own.match(levels_of(key))
+        except RouteTooCostly:
+            return []
         return [b for b in found if not isinstance(b.destination, ExchangeDestination)]
 
     def _added(self, binding: Binding) -> None:
@@ -515,16 +541,19 @@ class HeadersExchange(Exchange):
     def match(self, address: Address, message: Message | None) -> list[Binding]:
         if message is None:
             return []
+        if self.visits > MAX_VISITS:
+            raise RouteTooCostly
         headers: dict[str, HeaderValue] = {}
         for name, value in message.properties().headers:
             headers.setdefault(name, value)
         return [b for b in self.bindings() if _headers_match(b.arguments, headers)]
 
     def _added(self, binding: Binding) -> None:
-        pass
+        # All are looked at for each message.
+        self.visits += 1 + len(binding.arguments)
 
     def _removed(self, binding: Binding) -> None:
-        pass
+        self.visits -= 1 + len(binding.arguments)
 
 
 def valid_headers_match(arguments: dict[str, HeaderValue]) -> bool:
@@ -605,6 +634,7 @@ __all__ = [
     "ACCEPTED",
     "REJECTED",
     "Binding",
+    "CostlyRoute",
     "Declarer",
     "Declarers",
     "Destination",

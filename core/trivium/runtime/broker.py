@@ -29,6 +29,7 @@ from trivium.runtime.adapter import Adapter, Connection, told_of
 from trivium.runtime.alarms import Alarms
 from trivium.runtime.authentication import Authentication, HostClock, Logins
 from trivium.runtime.event_messages import EventMessages
+from trivium.runtime.framed import FramedConnection
 from trivium.runtime.long_requests import LongRequests
 from trivium.runtime.pacing import Pacing
 from trivium.runtime.virtual_hosts import VirtualHosts
@@ -57,6 +58,10 @@ MAX_PENDING_BYTES: Final = 64 << 20
 #: Entries that queues give up in one turn because they have expired or are too many, or make ready
 #: because their time has come. The rest is for later turns, so that others are served between.
 MAX_GIVEN_UP: Final = 4096
+
+#: Visits (``Host.count_work``) that take about as long as a frame, and those that are not counted.
+FRAME_VISITS: Final = 16
+FEW_VISITS: Final = 256
 
 #: Milliseconds by which two readings of the clocks may differ though neither was set.
 CLOCK_TOLERANCE_MS: Final = 2
@@ -326,8 +331,10 @@ class Broker(Host):
                 self.driver.write(connection, connection.take_output())
         if self.pacing.reached:
             self.pacing.end_turn()
-        if self.is_behind:
-            self._check_backlog()
+        if self.is_behind and self.pacing.follow_backlog(
+            self.storage.pending_bytes, MAX_PENDING_BYTES
+        ):
+            self._tell_publishers()
 
     def tick(self, now: float) -> None:
         """About once a second: time-outs of connections and adapters."""
@@ -394,15 +401,12 @@ class Broker(Host):
     def is_turn_long(self) -> bool:
         return self.driver.is_turn_long()
 
-    def _check_backlog(self) -> None:
-        """What waits for the disk has grown too much, or did before."""
-        limit = MAX_PENDING_BYTES // 2 if self.pacing.is_behind else MAX_PENDING_BYTES
-        is_behind = self.storage.pending_bytes > limit
-        if is_behind != self.pacing.is_behind:
-            self.pacing.is_behind = is_behind
-            if is_behind:
-                self.pacing.brief_pauses += 1
-            self._tell_publishers()
+    def count_work(self, visits: int) -> None:
+        super().count_work(visits)
+        if visits >= FEW_VISITS:
+            serving = self.events.serving
+            if isinstance(serving, FramedConnection):
+                serving.count_frames(visits // FRAME_VISITS)
 
     def _tell_publishers(self) -> None:
         before = self.block_reason

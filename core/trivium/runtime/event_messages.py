@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
 from trivium.common.values import HeaderValue
+from trivium.errors import RouteTooCostly
 from trivium.messages.message import (
     AT_LEAST_ONCE,
     PROTOCOL_NEUTRAL,
@@ -125,7 +126,11 @@ class EventMessages(Timed):
                 )
                 # It is nobody's, and belongs to no trace.
                 message.traced = UNSAMPLED
-                vhost.publish(message, vhost.route(exchange, key).resolve(message))
+                try:
+                    vhost.publish(message, vhost.route(exchange, key).resolve(message))
+                except RouteTooCostly:
+                    # Nobody gets it, as nobody could.
+                    pass
             own = b"$SYS.events." + key
             if vhost.own.has_readers(own):
                 body = {"event": event, "timestamp_in_ms": at_ms, **headers}

@@ -129,7 +129,7 @@ class FramedConnection(Connection):
         return self.held_for != 0 or self.is_closed
 
     def count_frames(self, count: int) -> None:
-        """So many frames were taken since ``stops_input`` was asked."""
+        """So many frames were taken since ``stops_input`` was asked, or what took as long."""
         self._frames = max(self._frames - count, 1)
 
     def count_opened(self, size: int) -> None:

@@ -94,6 +94,17 @@ class Pacing:
         self._broker = broker
         self._limit = broker.config.limits.live_burst_bytes
 
+    def follow_backlog(self, size: int, limit: int) -> bool:
+        """So many bytes wait for the disk, which is behind above ``limit``, and then until half of
+        that is left; whether that has changed."""
+        is_behind = size > (limit // 2 if self.is_behind else limit)
+        if is_behind == self.is_behind:
+            return False
+        self.is_behind = is_behind
+        if is_behind:
+            self.brief_pauses += 1
+        return True
+
     def admits(self, subscriber: Connection) -> bool:
         """Whether a live message may be added to output that is above its high-water mark."""
         if subscriber.output_size >= self._limit or subscriber.is_closed:

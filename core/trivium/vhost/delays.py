@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
 from trivium.common.values import pack, unpack
+from trivium.errors import RouteTooCostly
 from trivium.messages.message import UNKNOWN, Message
 from trivium.queues.queue import Consumer, Queue
 from trivium.queues.sub_queues import QueueEntry
@@ -124,7 +125,11 @@ class Delays(Consumer):
         )
         message.traced = UNKNOWN
         copies: list[bytes] = unpack(entry.annotation) if entry.annotation else []
-        route = vhost.route_all(exchange, [delayed.address.key, *copies], message)
+        try:
+            route = vhost.route_all(exchange, [delayed.address.key, *copies], message)
+        except RouteTooCostly:
+            # What was bound since makes too much of it.
+            return []
         earlier = self._left.pop(entry, None)
         if earlier is None and message.retain:
             vhost.keep_retained(message)

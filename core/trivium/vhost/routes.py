@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
+from trivium.errors import MAX_VISITS, RouteTooCostly
 from trivium.idempotence.deduplication import (
     EXCHANGE,
     DeduplicatedRoute,
@@ -14,6 +15,7 @@ from trivium.idempotence.deduplication import (
 from trivium.messages.message import Address, Message
 from trivium.routing.exchanges import (
     Binding,
+    CostlyRoute,
     Destination,
     Exchange,
     ExchangeDestination,
@@ -82,6 +84,9 @@ class Routes:
     def __init__(self, vhost: VirtualHost) -> None:
         self._vhost = vhost
         self._cache = RouteCache(MAX_ROUTES, MAX_COST)
+        # Of the walk that is under way: what was looked at, and found.
+        self._visits = 0
+        self._found = 0
 
     @property
     def cost(self) -> int:
@@ -89,7 +94,10 @@ class Routes:
         return self._cache.cost
 
     def of_key(self, exchange: Exchange, key: bytes) -> Route:
-        """The route of ``key`` through ``exchange``, remembered until the topology changes."""
+        """The route of ``key`` through ``exchange``, remembered until the topology changes.
+
+        One that is too costly to find refuses its messages (``CostlyRoute``).
+        """
         version = self._vhost.topology_version
         place = (exchange.name, key)
         found = self._cache.routes.get(place)
@@ -98,7 +106,12 @@ class Routes:
         address = Address(exchange.name, key) if found is None else found.address
         walked: Route | None = None
         if "x-message-deduplication" not in exchange.arguments:
-            walked = self._walk(exchange, [address], None)
+            try:
+                walked = self._walk(exchange, [address], None)
+            except RouteTooCostly:
+                walked = CostlyRoute(address, version)
+                self._cache.remember(place, walked)
+                return walked
         if walked is None:
             walked = MessageRoute(self, version, exchange, address)
         walked = self._tapped(walked, exchange)
@@ -106,7 +119,8 @@ class Routes:
         return walked
 
     def of_keys(self, exchange: Exchange, keys: list[bytes], message: Message) -> Route:
-        """The route of a message with several routing keys: each destination once."""
+        """The route of a message with several routing keys: each destination once. Raises
+        RouteTooCostly."""
         first = self.of_key(exchange, keys[0])
         if len(keys) == 1:
             return first.resolve(message)
@@ -115,7 +129,8 @@ class Routes:
         return self.of_message(exchange, addresses, message)
 
     def of_message(self, exchange: Exchange, addresses: list[Address], message: Message) -> Route:
-        """The route of this very message, which has the first address and further keys."""
+        """The route of this very message, which has the first address and further keys. Raises
+        RouteTooCostly."""
         route = self._walk(exchange, addresses, message)
         assert route is not None
         if "x-message-deduplication" in exchange.arguments:
@@ -136,8 +151,37 @@ class Routes:
     ) -> Route | None:
         """Walk the bindings from ``exchange``: exchange-to-exchange bindings and alternates too.
 
-        Without ``message`` there is no route once an exchange is met that has to see it.
+        Without ``message`` there is no route once an exchange is met that has to see it. Raises
+        RouteTooCostly.
         """
+        self._visits = self._found = 0
+        try:
+            return self._walk_all(exchange, addresses, message)
+        finally:
+            self._vhost.broker.count_work(self._visits + self._found)
+
+    def _match(
+        self, exchange: Exchange, address: Address, message: Message | None
+    ) -> list[Binding]:
+        """The bindings in force that match. Raises RouteTooCostly."""
+        try:
+            matched = exchange.match(address, message)
+        except RouteTooCostly:
+            self._visits += MAX_VISITS
+            raise
+        self._found += len(matched)
+        self._visit(1 + exchange.visits)
+        return _in_force(matched, exchange)
+
+    def _visit(self, visits: int) -> None:
+        """So much was looked at. Raises RouteTooCostly."""
+        self._visits += visits
+        if self._visits > MAX_VISITS:
+            raise RouteTooCostly
+
+    def _walk_all(
+        self, exchange: Exchange, addresses: list[Address], message: Message | None
+    ) -> Route | None:
         bindings: list[Binding] = []
         visited: set[str] = set()
         pending = deque([exchange])
@@ -148,12 +192,13 @@ class Routes:
             visited.add(current.name)
             if message is None and not current.routes_by_key:
                 return None
-            matched = _in_force(current.match(addresses[0], message), current)
+            matched = self._match(current, addresses[0], message)
             admitted = _admitted(matched, current, addresses[0])
             if len(addresses) > 1 and current.reads_key:
-                admitted = _with_matches(admitted, current, addresses, message)
+                admitted = self._with_matches(admitted, current, addresses, message)
             for binding in admitted:
                 if isinstance(binding.destination, ExchangeDestination):
+                    self._visit(1)
                     pending.append(binding.destination.exchange)
                 else:
                     bindings.append(binding)
@@ -167,6 +212,25 @@ class Routes:
         route = Route(addresses[0], destinations, self._vhost.topology_version)
         route.counters = exchange.counters
         return route
+
+    def _with_matches(
+        self,
+        matched: list[Binding],
+        exchange: Exchange,
+        addresses: list[Address],
+        message: Message | None,
+    ) -> list[Binding]:
+        """``matched``, and what else the addresses behind the first one match, each binding once.
+        Raises RouteTooCostly."""
+        found = list(matched)
+        seen = {id(binding) for binding in matched}
+        for address in addresses[1:]:
+            also = self._match(exchange, address, message)
+            for binding in _admitted(also, exchange, address):
+                if id(binding) not in seen:
+                    seen.add(id(binding))
+                    found.append(binding)
+        return found
 
     def _alternate_of(self, exchange: Exchange) -> Exchange | None:
         """The exchange that takes what ``exchange`` cannot route, by argument or policy."""
@@ -220,18 +284,3 @@ def _admitted(matched: list[Binding], exchange: Exchange, address: Address) -> l
         or not binding.guard.is_live
         or binding.guard.admits(exchange, binding, address.key)
     ]
-
-
-def _with_matches(
-    matched: list[Binding], exchange: Exchange, addresses: list[Address], message: Message | None
-) -> list[Binding]:
-    """``matched``, and what else the addresses behind the first one match, each binding once."""
-    found = list(matched)
-    seen = {id(binding) for binding in matched}
-    for address in addresses[1:]:
-        also = _in_force(exchange.match(address, message), exchange)
-        for binding in _admitted(also, exchange, address):
-            if id(binding) not in seen:
-                seen.add(id(binding))
-                found.append(binding)
-    return found

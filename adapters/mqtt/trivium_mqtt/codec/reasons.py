@@ -93,7 +93,9 @@ class Refused(RemoteError):
     """
 
     def __init__(self, reason: int) -> None:
-        is_full = reason == QUOTA_EXCEEDED
-        super().__init__(
-            reason, "a queue is full" if is_full else "it may not publish to the topic"
-        )
+        text = "it may not publish to the topic"
+        if reason == QUOTA_EXCEEDED:
+            text = "a queue is full"
+        elif reason == IMPLEMENTATION_SPECIFIC:
+            text = "the topic matches too many filters to be routed"
+        super().__init__(reason, text)

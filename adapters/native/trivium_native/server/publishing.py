@@ -13,6 +13,7 @@ from mypy_extensions import i64
 
 from trivium.common.counters import Traffic
 from trivium.common.native import lies_at
+from trivium.errors import MAX_VISITS, RouteTooCostly
 from trivium.idempotence.producers import FENCED, GAP
 from trivium.messages.delivery import DELIVERY_HEADER, delivery_mode
 from trivium.messages.large import LARGE_PAYLOAD, LargePayload
@@ -25,7 +26,15 @@ from trivium.messages.message import (
 )
 from trivium.messages.topics import MAX_LEVELS
 from trivium.observability.metrics import ProtocolMetrics
-from trivium.routing.exchanges import MAX_DELIVERIES, REJECTED, UNROUTABLE, Demand, Route
+from trivium.routing.exchanges import (
+    DELIVERY_VISITS,
+    MAX_DELIVERIES,
+    REJECTED,
+    UNROUTABLE,
+    CostlyRoute,
+    Demand,
+    Route,
+)
 from trivium.routing.retained import RETAINING_EXCHANGE
 from trivium.runtime.broker import Broker
 from trivium.runtime.long_requests import STEP
@@ -65,6 +74,9 @@ from trivium_native.wire.properties import before_key, decode_properties
 
 #: What ``Publisher.publish`` answers of a request that goes on in the next turn.
 UNFINISHED: Final = -1
+
+#: Visits (``Host.count_work``) to find the routes of what is checked at once.
+_TOGETHER_VISITS: Final[i64] = 4 * MAX_VISITS
 
 #: More deliveries than there are.
 _ALL: Final[i64] = 1 << 62
@@ -279,9 +291,10 @@ class Publisher:
         Raises Malformed, and the errors that refuse the request.
         """
         count = batch.count
-        while len(batch.messages) < count:
+        while batch.data or len(batch.messages) < count:
             self._read(batch, min(count, len(batch.messages) + STEP))
-            if count > STEP and self._broker.driver.is_turn_long():
+            is_part = count > STEP or len(batch.messages) < count
+            if is_part and self._broker.driver.is_turn_long():
                 return False
         return True
 
@@ -289,18 +302,21 @@ class Publisher:
         """Read what ``read_some`` has not read, and have the routes as they are now. Raises as that
         does."""
         if batch.data:
-            self._read(batch, batch.count)
+            while batch.data:
+                self._read(batch, batch.count)
         elif batch.topology_version != self._vhost.topology_version:
             self._renew_routes(batch.routes, 0, batch.count)
 
     def _read(self, batch: Batch, until: i64) -> None:
-        """Read further messages, until there are so many."""
+        """Read further messages, until there are so many, or their routes took long to find."""
         data = batch.data
         at = batch.at
         end = batch.end
         self.payloads = batch.payloads
         routes = batch.routes
         messages = batch.messages
+        broker = self._broker
+        most: i64 = broker.work + STEP * DELIVERY_VISITS
         for index in range(len(messages), until):
             message = self._read_message(data, at, end, True)
             assert message is not None
@@ -311,8 +327,10 @@ class Publisher:
             assert route is not None
             routes.append(route)
             messages.append(message)
+            if broker.work > most:
+                break
         batch.at = at
-        if until == batch.count:
+        if len(messages) == batch.count:
             if at != end:
                 raise Malformed("PUBLISH has trailing bytes")
             batch.data = b""
@@ -335,7 +353,10 @@ class Publisher:
         Raises Malformed, Blocked, Unroutable, and the errors that refuse the request.
         """
         missed: list[int] = []
+        most: i64 = self._broker.work + _TOGETHER_VISITS
         for index in range(count):
+            if self._broker.work > most:
+                raise RouteTooCostly
             message = self._read_message(data, at, end, False)
             at = self._end
             if message is not None and _leads_nowhere(self._vhost, message, self._route):
@@ -433,12 +454,14 @@ class Publisher:
     def _find_route(self, raw: bytes, exchange_size: i64) -> Route:
         """The route of an address that the last message did not have.
 
-        Raises InvalidArgument, AccessRefused, NotFound.
+        Raises InvalidArgument, AccessRefused, NotFound, RouteTooCostly.
         """
         key = raw[exchange_size:]
         if key.count(b".") >= MAX_LEVELS:
             raise InvalidArgument(f"a routing key has at most {MAX_LEVELS} levels")
         route = self.route_to(_name(raw[:exchange_size]), key)
+        if isinstance(route, CostlyRoute):
+            raise RouteTooCostly
         self._route = route
         self._raw_address = raw
         return route
@@ -488,11 +511,13 @@ class Publisher:
         if messages and self.blocked is not None:
             raise Blocked(self.blocked)
         if batch.mandatory:
-            missed = [
-                index
-                for index in sorted(batch.mandatory)
-                if _leads_nowhere(self._vhost, messages[index], routes[index])
-            ]
+            missed: list[int] = []
+            most: i64 = self._broker.work + _TOGETHER_VISITS
+            for index in sorted(batch.mandatory):
+                if _leads_nowhere(self._vhost, messages[index], routes[index]):
+                    missed.append(index)
+                if is_bounded and self._broker.work > most:
+                    raise RouteTooCostly
             if missed:
                 raise Unroutable("no binding wants the message", _indexes(missed))
         demand = Demand()
@@ -510,7 +535,11 @@ class Publisher:
                 last = None if route.depends_on_message else route
                 count = size = 0
             if last is None:
+                before = self._broker.work
                 demand.add(route.resolve(message), message.size)
+                demand.add_work(self._broker.work - before)
+                if is_bounded and demand.is_too_much:
+                    break
             else:
                 count += 1
                 size += message.size
@@ -557,8 +586,7 @@ class Publisher:
         return result
 
     def _publish(self, batch: Batch, room: i64) -> None:
-        """Publish what is read and not published, as far as that is about so many deliveries; note
-        what is refused.
+        """Publish what is read and not published, about ``room`` deliveries; note what is refused.
 
         Of an idempotent request it ends before the first that is refused. Raises what refuses the
         rest: a route may be no more since it was read.
@@ -590,7 +618,16 @@ class Publisher:
                 room -= end - index
                 continue
             if route.depends_on_message:
-                route = route.resolve(message)
+                before: i64 = self._broker.work
+                found = _resolved(route, message)
+                room -= (self._broker.work - before) // DELIVERY_VISITS
+                if found is None:
+                    batch.rejected.append(index)
+                    batch.has_stopped = batch.is_idempotent
+                    if batch.has_stopped:
+                        break
+                    continue
+                route = found
             room -= max(len(route.destinations), 1)
             is_mandatory = has_mandatory and index in mandatory
             result = vhost.publish(message, route, None, is_mandatory)
@@ -619,15 +656,18 @@ class Publisher:
     def _renew_routes(self, routes: list[Route], first: i64, until: i64) -> None:
         """Find those anew that are older than the topology, since they were found in another turn.
 
-        Raises AccessRefused, NotFound.
+        Raises AccessRefused, NotFound, RouteTooCostly.
         """
         version = self._vhost.topology_version
+        most: i64 = self._broker.work + _TOGETHER_VISITS
         former = renewed = routes[first]
         for index in range(first, until):
             route = routes[index]
             if route.topology_version == version:
                 continue
             if route is not former or renewed is former:
+                if self._broker.work > most:
+                    raise RouteTooCostly
                 former = route
                 renewed = self.route_to(route.address.exchange, route.address.key)
             routes[index] = renewed
@@ -651,6 +691,14 @@ def _leads_nowhere(vhost: VirtualHost, message: Message, route: Route | None) ->
     if route.depends_on_message:
         route = route.resolve(message)
     return vhost.is_unroutable(message, route)
+
+
+def _resolved(route: Route, message: Message) -> Route | None:
+    """The route of this very message; None where that is too costly to find."""
+    try:
+        return route.resolve(message)
+    except RouteTooCostly:
+        return None
 
 
 def _run_end(routes: list[Route], messages: list[Message], index: i64, until: i64) -> i64:

@@ -17,6 +17,7 @@ from trivium import errors as core
 from trivium.common.counters import Traffic
 from trivium.idempotence.producers import FENCED
 from trivium.queues.queue import Queue, QueueEntry
+from trivium.routing.exchanges import DELIVERY_VISITS
 from trivium.runtime.long_requests import STEP, LongFrame
 from trivium.security.permissions import WRITE
 from trivium.vhost.virtual_host import VirtualHost
@@ -92,13 +93,22 @@ class Transactions:
         if self.is_committed(correlation, numbered):
             return
         batch = self.publisher.batch(data, at, end, count)
-        if count <= STEP:
-            self.publisher.read(batch)
-            if _deliveries(batch) <= STEP:
-                self.carry_out(correlation, numbered, fields, batch)
-                return
+        if count <= STEP and self.publisher.read_some(batch) and self._has_few_deliveries(batch):
+            self.carry_out(correlation, numbered, fields, batch)
+            return
         long = LongTransaction(self, self.connection, correlation, numbered, fields, batch)
         self.connection.broker.long_requests.enter(long)
+
+    def _has_few_deliveries(self, batch: Batch) -> bool:
+        """Whether the messages, which are read, make few enough for the turn."""
+        broker = self.connection.broker
+        work = broker.work
+        deliveries = 0
+        for route, message in zip(batch.routes, batch.messages, strict=True):
+            deliveries += len(route.resolve(message).destinations)
+            if deliveries + (broker.work - work) // DELIVERY_VISITS > STEP:
+                return False
+        return True
 
     def is_committed(self, correlation: int, numbered: Numbered | None) -> bool:
         """Whether it was committed before: then it is answered. Raises Fenced."""
@@ -244,12 +254,6 @@ class LongTransaction(LongFrame):
         finally:
             publisher.payloads = None
         return True
-
-
-def _deliveries(batch: Batch) -> int:
-    """How many deliveries the messages make that were read."""
-    routes = zip(batch.routes, batch.messages, strict=True)
-    return sum([len(route.resolve(message).destinations) for route, message in routes])
 
 
 def _split(data: bytes, at: int, end: int) -> tuple[Fields, int, int]:

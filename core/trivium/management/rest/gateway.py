@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Protocol
 
-from trivium.errors import AccessRefused, NotFound
+from trivium.errors import AccessRefused, NotFound, RouteTooCostly
 from trivium.management.counting import (
     count_acknowledged,
     count_delivered,
@@ -37,6 +37,7 @@ from trivium.messages.topics import topic_of
 from trivium.messages.tracing import TRACEPARENT, TRACESTATE, parse_traceparent
 from trivium.observability.api import ApiAnswer, ApiRefused, refusal
 from trivium.queues.polling import Poll, give_back
+from trivium.routing.exchanges import REJECTED
 from trivium.security.permissions import DEFAULT_EXCHANGE, READ
 
 if TYPE_CHECKING:
@@ -283,7 +284,12 @@ def _publish(call: Call, messages: list[Message]) -> None:
     def publish_one(index: int) -> tuple[Outcome, int]:
         message = messages[index]
         call.access.require_publish(_exchange(call), message.address.key)
-        route = route_of(call.vhost, message)
+        try:
+            route = route_of(call.vhost, message)
+        except RouteTooCostly:
+            if len(messages) == 1:
+                raise
+            return outcome_of(call, REJECTED), 1
         return outcome_of(call, call.vhost.publish(message, route)), len(route.destinations)
 
     publish_once(call, call.names["exchange"], [each.size for each in messages], publish_one)

@@ -19,7 +19,7 @@ from trivium.management.pacing import must_wait
 from trivium.management.rest.operations import Parameter, answer
 from trivium.management.rest.schema import About
 from trivium.observability.api import ApiAnswer, ApiRefused, refusal
-from trivium.routing.exchanges import REJECTED, UNROUTABLE
+from trivium.routing.exchanges import DELIVERY_VISITS, REJECTED, UNROUTABLE
 from trivium.runtime.long_requests import STEP, LongRequest
 
 if TYPE_CHECKING:
@@ -166,7 +166,9 @@ class _Publishing(LongRequest):
                 room = STEP
                 while room > 0 and len(outcomes) < len(sizes):
                     size = sizes[len(outcomes)]
+                    before = self.broker.work
                     outcome, deliveries = self._publish(len(outcomes))
+                    deliveries += (self.broker.work - before) // DELIVERY_VISITS
                     outcomes.append(outcome)
                     room -= max(deliveries, 1) * (1 + size // DELIVERY_BYTES)
                 if is_short or self.broker.driver.is_turn_long():
