@@ -250,6 +250,15 @@ def test_mqtt_4_7_3_1_empty_topic() -> None:
     assert client.take_bytes() == b"\xe0\x01\x82"
 
 
+def test_mqtt_4_7_3_1_empty_topic_where_something_is_bound() -> None:
+    sender, receiver = pair(4, "t", 0)
+    # Packets without a payload are no run.
+    sender.feed(publish("t", b"") * 2)
+    sender.feed(publish("", b""))
+    assert sender.is_closed
+    assert receiver.take_bytes() == publish("t", b"") * 2
+
+
 def test_what_came_before_a_bad_packet_counts() -> None:
     sender, receiver = pair(4, "t", 0)
     good = publish("t", b"x")

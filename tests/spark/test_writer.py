@@ -201,7 +201,7 @@ def test_a_slower_driver_is_fenced(
     assert written(client) == ["newer"]
 
 
-@pytest.mark.parametrize("call", ["finish", "commit_transaction", "open_producer"])
+@pytest.mark.parametrize("call", ["_finish", "commit_transaction", "open_producer"])
 def test_a_lost_answer_is_asked_for_again(
     publisher: RowPublisher,
     driver: TriviumStreamWriter,

@@ -140,7 +140,7 @@ class Incoming:
         repeated = self._repeated
         most = CLOCK_FRAMES
         route: Route | None = None
-        if repeated.qos == 0:
+        if repeated.qos == 0 and len(self._topic):
             route = self._current_route()
             # What depends on each message may take long for each.
             most = 1 if route.depends_on_message else self._longest_run

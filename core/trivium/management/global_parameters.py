@@ -12,7 +12,7 @@ from trivium.common.values import pack, unpack
 from trivium.errors import LimitExceeded, NotFound, PreconditionFailed
 from trivium.management.calls import NOT_FOUND
 from trivium.management.values import MAX_DEPTH, check_value, checked, shown
-from trivium.runtime.cluster_name import CLUSTER_NAME, TABLE
+from trivium.runtime.cluster_name import CLUSTER_NAME
 
 if TYPE_CHECKING:
     from trivium.runtime.broker import Broker
@@ -26,7 +26,7 @@ class GlobalParameters:
     """Those of one broker."""
 
     def __init__(self, broker: Broker) -> None:
-        self._table = broker.storage.table(TABLE)
+        self._table = broker.storage.table("global-parameters")
         self._events = broker.events
 
     def all(self) -> Iterator[tuple[str, object]]:

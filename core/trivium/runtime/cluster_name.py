@@ -7,13 +7,11 @@ from typing import Final
 from trivium.common.values import unpack
 from trivium.storage.base import Storage
 
-#: The table of global parameters, by their names.
-TABLE: Final = "global-parameters"
 CLUSTER_NAME: Final = "cluster_name"
 DEFAULT_NAME: Final = "trivium"
 
 
 def cluster_name(storage: Storage) -> str:
     """The name of the broker that has this storage."""
-    row = storage.table(TABLE).get(CLUSTER_NAME.encode())
+    row = storage.table("global-parameters").get(CLUSTER_NAME.encode())
     return DEFAULT_NAME if row is None else str(unpack(row))
