@@ -702,6 +702,17 @@ async def test_a_user_is_only_made_or_only_changed_where_that_is_asked_for(tmp_p
             assert (await site.ask("DELETE", "users/new"))[0] == 204
 
 
+@pytest.mark.parametrize("condition", ["If-Match", "If-None-Match"])
+async def test_conditions_of_changes_are_that_it_is_there_or_not(
+    tmp_path: Path, condition: str
+) -> None:
+    async with serve(tmp_path) as site:
+        asked: dict[str, Any] = {"json": {"tags": []}, "headers": {condition: '"a"'}}
+        status, found = await site.ask("PUT", "users/new", **asked)
+        assert (status, found["detail"]) == (400, f"'{condition}' is * here")
+        assert (await site.ask("GET", "users/new"))[0] == 404
+
+
 async def test_of_two_who_make_a_user_at_a_time_one_is_refused(tmp_path: Path) -> None:
     async with serve(tmp_path) as site:
         makes = (

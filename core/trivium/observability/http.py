@@ -437,7 +437,7 @@ class HttpServer:
             fingerprint=bytes(16) if digest is None else digest.digest(),
             traceparent=request.headers.get("traceparent", ""),
             tracestate=request.headers.get("tracestate", ""),
-            must_exist=_must_exist(request),
+            must_exist=_must_exist(request, path[0] == OWN),
             is_websocket=is_websocket,
             last_event=request.headers.get("Last-Event-ID", ""),
             address=request.remote or "",
@@ -772,11 +772,16 @@ def _segments(raw_path: str) -> tuple[str, ...]:
     return tuple(unquote(name, errors="strict") for name in names)
 
 
-def _must_exist(request: web.Request) -> bool | None:
-    """What a condition says (RFC 9110, 13.1): only * does, as tags are of what is shown."""
-    if request.headers.get(hdrs.IF_MATCH, "").strip() == "*":
-        return True
-    return False if request.headers.get(hdrs.IF_NONE_MATCH, "").strip() == "*" else None
+def _must_exist(request: web.Request, is_own: bool) -> bool | None:
+    """What a condition says (RFC 9110, 13.1): only * does, as tags are of what is shown. Raises
+    ApiRefused where our own API is to change something on another condition."""
+    for header, must_exist in ((hdrs.IF_MATCH, True), (hdrs.IF_NONE_MATCH, False)):
+        value = request.headers.get(header, "*").strip()
+        if value != "*" and is_own and request.method not in (hdrs.METH_GET, hdrs.METH_HEAD):
+            raise ApiRefused(refusal(400, "bad_request", f"'{header}' is * here"))
+        if value == "*" and header in request.headers:
+            return must_exist
+    return None
 
 
 async def _read_body(
