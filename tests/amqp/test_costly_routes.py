@@ -7,24 +7,8 @@ from pamqp import frame
 from pamqp.commands import Channel, Confirm, Queue, Tx
 
 from tests.support.amqp import Client, Server, publish_frames
-from tests.support.costly import LONG_KEY, REFUSED_KEY, bind_many, bind_too_many
-from tests.support.server import ShortTurns
+from tests.support.costly import LONG_KEY, REFUSED_KEY, bind_many, bind_too_many, turns_of
 from trivium.routing.exchanges import Binding
-
-
-def turns_of(client: Client, data: bytes) -> int:
-    """The turns that it takes to carry out ``data``, where each is long from its begin on."""
-    server = client.server
-    driver = ShortTurns()
-    server.broker.driver = server.driver = driver
-    server.broker.events.serving = client.connection
-    client.connection.feed(data)
-    turns = 1
-    while driver.next:
-        driver.next.clear()
-        client.connection.next_turn()
-        turns += 1
-    return turns
 
 
 def test_each_costly_key_has_a_turn(server: Server, client: Client) -> None:

@@ -6,6 +6,7 @@ import pytest
 
 import trivium.vhost.delays
 from tests.support.core import broker_of, drain, message, open_vhost
+from tests.support.costly import LONG_KEY, REFUSED_KEY, bind_many, bind_too_many
 from tests.support.server import RecordingDriver
 from tests.support.simulated import Host
 from tests.support.storages import HeldStorage
@@ -201,6 +202,41 @@ def test_many_of_one_time_do_not_come_in_one_turn(vhost: VirtualHost) -> None:
     assert len(queue) == trivium.vhost.delays.BURST
     pass_time(vhost, 1)
     assert drain(queue) == [b"%d" % number for number in range(trivium.vhost.delays.BURST + 3)]
+
+
+def test_many_deliveries_of_few_messages_do_not_come_in_one_turn(vhost: VirtualHost) -> None:
+    queues = [bound(vhost, f"q{number}") for number in range(trivium.vhost.delays.BURST // 4)]
+    for _ in range(10):
+        vhost.delays.add(delayed(vhost), [])
+    lengths = []
+    for _ in range(3):
+        pass_time(vhost, 100)
+        lengths.append({len(queue) for queue in queues})
+    assert lengths == [{4}, {8}, {10}]
+
+
+def test_many_costly_routes_are_not_found_in_one_turn(vhost: VirtualHost) -> None:
+    queue = bound(vhost)
+    bind_many(vhost, queue)
+    for number in range(20):
+        vhost.delays.add(delayed(vhost, key=f"{LONG_KEY}.{number}".encode()), [])
+    pass_time(vhost, 100)
+    assert 0 < len(vhost.delays) < 20
+
+
+def test_what_too_many_bindings_match_by_then_is_lost_with_a_line(
+    vhost: VirtualHost, caplog: pytest.LogCaptureFixture
+) -> None:
+    queue = bound(vhost, key=b"#")
+    for _ in range(3):
+        vhost.delays.add(delayed(vhost, key=REFUSED_KEY.encode()), [])
+    bind_too_many(vhost, queue, "amq.topic")
+    pass_time(vhost, 100)
+    pass_time(vhost, 100)
+    pass_time(vhost, 100)
+    assert (len(queue), len(vhost.delays)) == (0, 0)
+    (line,) = caplog.messages
+    assert line.startswith("a delayed message of exchange 'amq.topic' is lost: too many bindings")
 
 
 def test_it_is_durable_with_its_write_batch_and_survives_a_crash_once() -> None:

@@ -13,6 +13,7 @@ import pytest
 from tests.support.rest import Site, authorization, filled, serve, until
 from trivium.config import AuthConfig, JwtConfig, LimitsConfig
 from trivium.idempotence.deduplication import REQUEST, Settings, short_id
+from trivium.management.publishing import message_of
 from trivium.management.publishing import publish as publish_neutral
 from trivium.management.rest import ENDPOINTS, gateway
 from trivium.management.stream_reading import PartitionRead
@@ -97,7 +98,9 @@ async def test_a_message_is_shown_with_all_that_its_publisher_says(tmp_path: Pat
             headers=[("h", 1)],
         )
         for key in (b"q", b"s"):
-            publish_neutral(site.broker, vhost, "", key, properties, b"x", True, 7)
+            publish_neutral(
+                vhost, message_of(site.broker, vhost, "", key, properties, b"x", True, 7)
+            )
         (lent,) = await lend(site)
         path = "vhosts/%2F/streams/s/partitions/0/records?wait_ms=10000"
         (record,) = (await site.ask("GET", path))[1]["records"]

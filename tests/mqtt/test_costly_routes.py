@@ -4,28 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from tests.support.costly import LONG_KEY, REFUSED_KEY, bind_many, bind_too_many
-from tests.support.mqtt import Client, Server, publish
-from tests.support.server import ShortTurns
+from tests.support.costly import LONG_KEY, REFUSED_KEY, bind_many, bind_too_many, turns_of
+from tests.support.mqtt import Server, publish
 from trivium.routing.exchanges import Binding
 
 REFUSED = REFUSED_KEY.replace(".", "/")
 IMPLEMENTATION_SPECIFIC = b"\x83"
-
-
-def turns_of(client: Client, data: bytes) -> int:
-    """The turns that it takes to carry out ``data``, where each is long from its begin on."""
-    server = client.server
-    driver = ShortTurns()
-    server.broker.driver = server.driver = driver
-    server.broker.events.serving = client.connection
-    client.connection.feed(data)
-    turns = 1
-    while driver.next:
-        driver.next.clear()
-        client.connection.next_turn()
-        turns += 1
-    return turns
 
 
 @pytest.mark.parametrize("qos", [0, 1, 2])

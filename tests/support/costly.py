@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import product
 
+from tests.support.server import Client, ShortTurns
 from trivium.routing.exchanges import Binding, Destination
 from trivium.vhost.virtual_host import VirtualHost
 
@@ -25,3 +26,18 @@ def bind_too_many(vhost: VirtualHost, destination: Destination, exchange: str) -
     for number in range(300):
         levels = [(b"#", b"a", b"*")[(number >> at % 11) % 3] for at in range(60)]
         vhost.bind(topic, Binding(destination, b".".join(levels)))
+
+
+def turns_of(client: Client, data: bytes) -> int:
+    """The turns that it takes to carry out ``data``, where each is long from its begin on."""
+    server = client.server
+    driver = ShortTurns()
+    server.broker.driver = server.driver = driver
+    server.broker.events.serving = client.connection
+    client.connection.feed(data)
+    turns = 1
+    while driver.next:
+        driver.next.clear()
+        client.connection.next_turn()
+        turns += 1
+    return turns

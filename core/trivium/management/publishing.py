@@ -24,23 +24,12 @@ if TYPE_CHECKING:
 MAX_KEY_BYTES: Final = 65_535
 
 
-def publish(
-    broker: Broker,
-    vhost: VirtualHost,
-    exchange: str,
-    key: bytes,
-    properties: Properties,
-    payload: bytes,
-    mode: int = AT_MOST_ONCE,
-    priority: int = 0,
-    retain: bool = False,
-) -> int:
+def publish(vhost: VirtualHost, message: Message) -> int:
     """Publish a message: what ``VirtualHost.publish`` says, UNROUTABLE or REJECTED among it.
 
     Raises TopologyError.
     """
-    made = message_of(broker, vhost, exchange, key, properties, payload, mode, priority, retain)
-    return vhost.publish(made, route_of(vhost, made))
+    return vhost.publish(message, route_of(vhost, message))
 
 
 def route_of(vhost: VirtualHost, message: Message) -> Route:

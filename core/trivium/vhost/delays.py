@@ -8,6 +8,7 @@ delays.
 
 from __future__ import annotations
 
+import logging
 from typing import TYPE_CHECKING, Final
 
 from trivium.common.timers import Timed
@@ -17,18 +18,23 @@ from trivium.messages.message import UNKNOWN, Message
 from trivium.queues.queue import Consumer, Queue
 from trivium.queues.sub_queues import QueueEntry
 from trivium.queues.waiting import count_waiting
-from trivium.routing.exchanges import Destination
+from trivium.routing.exchanges import DELIVERY_VISITS, Destination
 
 if TYPE_CHECKING:
     from trivium.vhost.virtual_host import VirtualHost
+
+logger = logging.getLogger(__name__)
 
 #: Clients cannot have names in ``amq.``.
 QUEUE_NAME: Final = "amq.delayed"
 #: Milliseconds until a message is offered again to a queue that was full (reject-publish): its
 #: publisher has been acknowledged, so it must not be dropped.
 FULL_DELAY: Final = 1000
-#: Messages routed in one millisecond, so that many of one time do not stop everything else.
+#: Deliveries made in one millisecond, so that many messages of one time, or with many destinations,
+#: do not stop everything else.
 BURST: Final = 1024
+#: Milliseconds between two lines in the log about lost messages.
+TELL_INTERVAL: Final = 1000
 #: Bytes of the further routing keys of a message, with 5 more for each: they are kept in an
 #: annotation, which has at most 65,535 bytes.
 MAX_COPIES_BYTES: Final = 65_000
@@ -47,6 +53,7 @@ class Delays(Consumer):
         self._resume = _Resume(self)
         self._routed = 0
         self._routed_at = 0
+        self._told_at = -TELL_INTERVAL
 
     def __len__(self) -> int:
         return 0 if self._queue is None else count_waiting(self._queue) + len(self._queue)
@@ -91,9 +98,11 @@ class Delays(Consumer):
 
     def deliver(self, entry: QueueEntry) -> None:
         """Its time has come."""
-        self._routed += 1
         queue = entry.queue
+        broker = self._broker
+        before = broker.work
         left = self._route(entry)
+        self._routed += 1 + (broker.work - before) // DELIVERY_VISITS
         if left:
             self._left[entry] = left
             queue.postpone(entry, FULL_DELAY)
@@ -106,6 +115,7 @@ class Delays(Consumer):
         vhost = self._vhost
         now = self._broker.now_ms
         exchange = vhost.exchanges.get(delayed.address.exchange)
+        earlier = self._left.pop(entry, None)
         if exchange is None:
             return []
         message = Message(
@@ -127,13 +137,20 @@ class Delays(Consumer):
         copies: list[bytes] = unpack(entry.annotation) if entry.annotation else []
         try:
             route = vhost.route_all(exchange, [delayed.address.key, *copies], message)
-        except RouteTooCostly:
+        except RouteTooCostly as error:
             # What was bound since makes too much of it.
+            self._tell(exchange.name, error)
             return []
-        earlier = self._left.pop(entry, None)
+        self._routed += max(len(route.destinations) - 1, 0)
         if earlier is None and message.retain:
             vhost.keep_retained(message)
         return route.offer(message, earlier)
+
+    def _tell(self, exchange: str, why: RouteTooCostly) -> None:
+        now = self._broker.elapsed_ms
+        if now - self._told_at >= TELL_INTERVAL:
+            self._told_at = now
+            logger.warning("a delayed message of exchange '%s' is lost: %s", exchange, why)
 
     def close(self) -> None:
         """The virtual host is deleted."""

@@ -8,7 +8,7 @@ from trivium.management import views
 from trivium.management.calls import BadRequest, Call
 from trivium.management.compatible.shown import NODE
 from trivium.management.endpoints import Endpoint
-from trivium.management.publishing import publish
+from trivium.management.publishing import message_of, publish
 from trivium.messages.message import Properties
 from trivium.observability.api import ApiAnswer
 
@@ -114,7 +114,8 @@ def check_aliveness(call: Call) -> None:
     queue = vhost.queues.get(ALIVENESS)
     if queue is None:
         queue = vhost.declare_queue(ALIVENESS)
-    publish(call.broker, vhost, "", ALIVENESS.encode(), Properties(), b"test_message")
+    key = ALIVENESS.encode()
+    publish(vhost, message_of(call.broker, vhost, "", key, Properties(), b"test_message"))
     _take(call, queue)
 
 

@@ -14,7 +14,7 @@ from trivium.management.counting import count_got, count_published
 from trivium.management.endpoints import ENTERED, LARGE, Endpoint
 from trivium.management.listing import Listing
 from trivium.management.pacing import must_wait
-from trivium.management.publishing import publish
+from trivium.management.publishing import message_of, publish
 from trivium.management.values import (
     PIECE_BYTES,
     TEXTS,
@@ -101,7 +101,7 @@ def post(call: Call) -> None:
         raise BadRequest("'priority' is 0 to 255")
     if must_wait(call, 1, len(payload)):
         return
-    result = publish(
+    message = message_of(
         call.broker,
         vhost,
         name,
@@ -111,6 +111,7 @@ def post(call: Call) -> None:
         AT_LEAST_ONCE if number_of(given, "delivery_mode", 1) == 2 else AT_MOST_ONCE,
         priority,
     )
+    result = publish(vhost, message)
     count_published(call, result)
     routed = result not in (REJECTED, UNROUTABLE)
     call.answer_durably(ApiAnswer(200, {"routed": routed}))

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Annotated, Final
 
 from trivium.management.endpoints import CLIENTS, ENTERED, LARGE, BadRequest
-from trivium.management.publishing import publish
+from trivium.management.publishing import message_of, publish
 from trivium.management.rest.gateway import pass_on_trace, payload_of
 from trivium.management.rest.operations import body_of, operation
 from trivium.management.rest.publications import KEY, Outcome, Published, outcome_of, publish_once
@@ -77,7 +77,7 @@ def publish_one(call: Call) -> None:
 
     def publish_one(_: int) -> tuple[Outcome, int]:
         kept = call.vhost.retained.sequence
-        result = publish(
+        message = message_of(
             call.broker,
             call.vhost,
             RETAINING_EXCHANGE,
@@ -87,7 +87,7 @@ def publish_one(call: Call) -> None:
             given.qos,
             retain=given.retain,
         )
-        outcome = outcome_of(call, result)
+        outcome = outcome_of(call, publish(call.vhost, message))
         # One that is delayed is retained when its time has come.
         if given.retain and payload and properties.header(DELAY_HEADER) is None:
             is_retained = call.vhost.retained.sequence != kept
